@@ -1,0 +1,32 @@
+# `make demo` and `make test` do all the set-up that they need.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: install demo test check format
+
+install: .venv/installed
+
+# Installed again only when what is to be installed has changed.
+.venv/installed: pyproject.toml constraints.txt
+	@echo "Installing into .venv (about two minutes the first time) ..."
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt "pip>=25.1"
+	@$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --group dev --editable ".[agent,control,local]"
+	@touch $@
+
+demo: install
+	@$(BIN)/python examples/gpt/demo.py
+
+test: install
+	@$(BIN)/python -m pytest
+
+check: install
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/pyright
+	@$(BIN)/lint-imports
+
+format: install
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .

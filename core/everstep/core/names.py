@@ -1,0 +1,37 @@
+"""Names that cross a process: wire format, so changed only with a migration (a test pins them).
+
+Environment variables of the ranks stand here too, because both halves of the node side read them.
+"""
+
+from __future__ import annotations
+
+CONTROLLER_QUEUE = "everstep.controller"
+
+
+def machine_queue(job: str, machine: str) -> str:
+    """Task queue that only this machine's agent polls."""
+    return f"everstep.machine.{job}.{machine}"
+
+
+def analyzer_queue(job: str) -> str:
+    """Task queue that only this job's analyzer polls."""
+    return f"everstep.analyzer.{job}"
+
+
+def job_workflow_id(job: str) -> str:
+    """Id of the job's workflow; also what keeps two runs of one job from being started."""
+    return f"job/{job}"
+
+
+def incident_workflow_id(job: str, incident: int) -> str:
+    """Id of an incident's workflow."""
+    return f"incident/{job}/{incident}"
+
+
+# Set for every rank, beside torchrun's own variables.
+ENV_CHANNEL_FD = "EVERSTEP_CHANNEL_FD"
+ENV_JOB = "EVERSTEP_JOB"
+ENV_ATTEMPT = "EVERSTEP_ATTEMPT"
+ENV_MACHINE = "EVERSTEP_MACHINE"
+ENV_OUTPUT_DIR = "EVERSTEP_OUTPUT_DIR"
+ENV_PARALLELISM = "EVERSTEP_PARALLELISM"

@@ -1,0 +1,1 @@
+"""What people write: job specs and policies, read with pydantic."""

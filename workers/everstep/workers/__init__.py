@@ -1,0 +1,1 @@
+"""Processes: controller worker, analyzer, agent, local cluster; settings and registry."""

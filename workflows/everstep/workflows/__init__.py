@@ -1,0 +1,1 @@
+"""Decisions over time: one workflow a module, deterministic, no I/O."""
