@@ -1,0 +1,34 @@
+"""Heartbeats for activities that wait on something else."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+from temporalio import activity
+
+
+@asynccontextmanager
+async def beating() -> AsyncIterator[None]:
+    """Heartbeat at a third of the activity's heartbeat time-out while the block runs.
+
+    An activity without a heartbeat time-out is left alone.
+    """
+    timeout = activity.info().heartbeat_timeout
+    if timeout is None:
+        yield
+        return
+
+    async def beat(every_s: float) -> None:
+        while True:
+            activity.heartbeat()
+            await asyncio.sleep(every_s)
+
+    task = asyncio.create_task(beat(timeout.total_seconds() / 3))
+    try:
+        yield
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task

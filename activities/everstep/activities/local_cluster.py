@@ -1,0 +1,83 @@
+"""The cluster port for machines that are processes on this host."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from pathlib import Path
+
+import psutil
+from temporalio import activity
+
+from everstep.activities.heartbeat import beating
+from everstep.workflows.messages import EvictOrder
+from everstep.workflows.ports import ClusterPort
+
+KILL_PATIENCE_S = 5.0
+"""A killed process is gone in milliseconds; one in uninterruptible sleep may never be."""
+
+
+class LocalCluster(ClusterPort):
+    """Evicts by killing the agent, whose ranks die with it.
+
+    Args:
+        journal: File to which each effect is appended, one JSON line each.
+    """
+
+    def __init__(self, journal: Path) -> None:
+        self._journal = journal
+
+    @activity.defn(name="cluster.evict")
+    async def evict(self, order: EvictOrder) -> None:
+        """Make sure that nothing of the job runs on the machine.
+
+        Effect: the agent's process and all its descendants are gone; one journal line.
+        Idempotent by: the agent's process id; a process that is gone stays gone, and the line is
+            written only by the call that first finds the incident's eviction not recorded.
+        Heartbeats: yes.
+        Gives up when: never; a process that does not die is tried again.
+        """
+        async with beating():
+            await asyncio.to_thread(self._evict, order)
+
+    def _evict(self, order: EvictOrder) -> None:
+        victim = _agent_of(order.machine.agent_pid, order.machine.machine)
+        if victim is not None:
+            family = [victim, *victim.children(recursive=True)]
+            for process in family:
+                if process.is_running():
+                    process.kill()
+            _, alive = psutil.wait_procs(family, timeout=KILL_PATIENCE_S)
+            if alive:
+                raise RuntimeError(f"{order.machine.machine}: processes {alive} do not die")
+        entry: dict[str, str | int] = {
+            "effect": "evict",
+            "machine": order.machine.machine,
+            "incident": order.incident,
+        }
+        if not self._recorded(entry):
+            line = json.dumps({**entry, "reason": order.reason, "at_s": time.time()})
+            descriptor = os.open(self._journal, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+            try:
+                os.write(descriptor, line.encode() + b"\n")
+            finally:
+                os.close(descriptor)
+
+    def _recorded(self, entry: dict[str, str | int]) -> bool:
+        if not self._journal.exists():
+            return False
+        lines = self._journal.read_text().splitlines()
+        return any(entry.items() <= json.loads(line).items() for line in lines)
+
+
+def _agent_of(pid: int, machine: str) -> psutil.Process | None:
+    """The agent's process, or None when it is gone and its number perhaps somebody else's."""
+    try:
+        process = psutil.Process(pid)
+        command = process.cmdline()
+    except (psutil.NoSuchProcess, psutil.ZombieProcess):
+        return None
+    is_agent = "everstep.workers.agent" in command and machine in command
+    return process if is_agent else None

@@ -1,0 +1,103 @@
+"""From alerts and exits to one finding: what happened, and who stands out.
+
+Called by the incident workflow after the ranks have been stopped, when every reachable machine has
+told how its ranks ended. Ranks die in turn when one of them goes: the peers of a dead rank see
+closed connections and exit, too. So exits are ordered by time, a death by signal leads a death by
+exception, and an exit whose last words blame a connection is taken as a consequence whenever
+another is at hand.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterable, Sequence
+
+from everstep.core.model import Alert, Finding, RankExit, Symptom
+
+CONNECTION_WORDS = (
+    "connection closed by peer",
+    "connection reset by peer",
+    "connection refused",
+    "broken pipe",
+    "timed out waiting",
+    "socket closed",
+)
+"""What gloo and NCCL print on the ranks that only lost a peer."""
+
+
+def classify(
+    alerts: Sequence[Alert], exits: Iterable[RankExit], silent_machines: Iterable[str]
+) -> Finding:
+    """Say what the evidence of one failure means.
+
+    Paper: section 4.1 (high-confidence, machine-specific events go straight to eviction). Departs
+    from it in that a machine that does not answer an order is evidence like a lost agent, never
+    "healthy".
+
+    Args:
+        alerts: Everything that observers raised for this failure; at least one.
+        exits: Ranks that ended by themselves, in any order.
+        silent_machines: Machines that did not answer the stop order in time.
+
+    Returns:
+        The finding; its reason names the evidence that decided.
+    """
+    lost = {a.machine for a in alerts if a.symptom is Symptom.AGENT_LOST and a.machine is not None}
+    gone = sorted(lost | set(silent_machines))
+    if gone:
+        how = ", ".join(f"{m} ({'lost' if m in lost else 'no answer'})" for m in gone)
+        return Finding(Symptom.AGENT_LOST, tuple(gone), (), True, f"machine gone: {how}")
+    failed = sorted((e for e in exits if not e.succeeded), key=lambda e: (e.at_s, e.rank))
+    if failed:
+        return _from_exits(failed)
+    first = min(alerts, key=lambda a: a.at_s)
+    machines = tuple(sorted({a.machine for a in alerts if a.machine is not None}))
+    return Finding(first.symptom, machines, (), False, first.detail)
+
+
+def _from_exits(failed: Sequence[RankExit]) -> Finding:
+    by_signal = [e for e in failed if e.signal is not None]
+    on_their_own = [e for e in failed if not blames_connection(e)]
+    first = (by_signal or on_their_own or list(failed))[0]
+    reason = f"rank {first.rank} on {first.machine} {describe_exit(first)}"
+    if len(failed) > 1:
+        reason += f", before {len(failed) - 1} other ranks ended"
+    return Finding(Symptom.PROCESS_CRASH, (first.machine,), (first.rank,), False, reason)
+
+
+def blames_connection(rank_exit: RankExit) -> bool:
+    """Whether a rank's last words say that a peer went away."""
+    text = "\n".join(rank_exit.last_lines).lower()
+    return any(word in text for word in CONNECTION_WORDS)
+
+
+def describe_exit(rank_exit: RankExit) -> str:
+    """How a rank ended, in words: "was killed by SIGKILL after step 12"."""
+    if rank_exit.signal is not None:
+        how = f"was killed by {signal_name(rank_exit.signal)}"
+    elif rank_exit.exit_code is not None:
+        how = f"ended with exit code {rank_exit.exit_code}"
+    else:
+        how = "ended, nobody could tell how"
+    return how if rank_exit.step is None else f"{how} after step {rank_exit.step}"
+
+
+def signal_name(number: int) -> str:
+    """Name of a signal, or "signal N" for one that Python does not know."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def same_failure(one: Finding, other: Finding) -> bool:
+    """Whether a failure after a recovery is the one that was recovered from, come back.
+
+    The same symptom on the same machine, or the same symptom with nobody standing out in either. A
+    different one is an incident of its own, with a ladder of its own.
+    """
+    if one.symptom is not other.symptom:
+        return False
+    if not one.machines and not other.machines:
+        return True
+    return bool(set(one.machines) & set(other.machines))

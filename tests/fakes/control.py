@@ -1,0 +1,178 @@
+"""A control plane over fake machines: real workflows, server and workers, fake effects."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+
+from temporalio import activity
+from temporalio.client import Client, WorkflowHandle
+from temporalio.contrib.pydantic import pydantic_data_converter
+from temporalio.worker import Worker
+
+from everstep.core import names
+from everstep.core.model import Alert, IncidentRecord, Observer, RanksFinished, Symptom
+from everstep.spec.job import JobSpec
+from everstep.workers import registry, runtime
+from everstep.workflows import story
+from everstep.workflows.incident import ResolveIncident
+from everstep.workflows.job import RunJob
+from everstep.workflows.messages import EvictOrder, JobInput, JobResult, JobStatus
+from everstep.workflows.ports import ArchivePort, ClusterPort
+from tests.fakes.fleet import Effect, FakeMachine, FakeWorld
+
+PATIENCE_S = 20.0
+
+
+class FakeCluster(ClusterPort):
+    def __init__(self, world: FakeWorld) -> None:
+        self._world = world
+
+    @activity.defn(name="cluster.evict")
+    async def evict(self, order: EvictOrder) -> None:
+        if (order.machine.machine, order.incident) not in self._world.done("evict"):
+            self._world.effects.append(Effect("evict", order.machine.machine, order.incident))
+
+
+class MemoryArchive(ArchivePort):
+    def __init__(self) -> None:
+        self.records: dict[int, IncidentRecord] = {}
+
+    @activity.defn(name="archive.save_incident")
+    async def save_incident(self, record: IncidentRecord) -> None:
+        self.records[record.incident] = record
+
+
+@dataclass
+class Control:
+    """Handles that a test works with."""
+
+    client: Client
+    spec: JobSpec
+    world: FakeWorld
+    archive: MemoryArchive
+    handle: WorkflowHandle[RunJob, JobResult]
+    workers: contextlib.AsyncExitStack
+    agents: dict[str, Worker] = field(default_factory=dict)
+
+    async def join(self, name: str) -> FakeMachine:
+        machine = FakeMachine(self.world, name)
+        worker = registry.agent(self.client, self.spec.name, name, machine)
+        await self.workers.enter_async_context(worker)
+        self.agents[name] = worker
+        await self.handle.signal(RunJob.machine_joined, machine.info)
+        return machine
+
+    async def lose(self, name: str) -> None:
+        """The machine stops answering, and the analyzer says so."""
+        machine = self.world.machines[name]
+        machine.running = ()
+        stopping = asyncio.create_task(self.agents[name].shutdown())
+        await self.alert(Symptom.AGENT_LOST, name)
+        await stopping
+
+    async def alert(self, symptom: Symptom, machine: str) -> None:
+        alert = Alert(
+            Observer.ANALYZER, symptom, time.time(), f"{machine}: {symptom}", machine=machine
+        )
+        await self.handle.signal(RunJob.report_alerts, [alert])
+
+    async def crash(self, machine: str, rank: int) -> None:
+        """A rank is killed, and its agent says so."""
+        ended = self.world.machines[machine].crash(rank)
+        alert = Alert(
+            Observer.AGENT, Symptom.PROCESS_CRASH, ended.at_s, f"rank {rank} was killed",
+            ended.attempt, machine, rank, ended,
+        )  # fmt: skip
+        await self.handle.signal(RunJob.report_alerts, [alert])
+
+    async def finish(self) -> JobResult:
+        """All ranks end well."""
+        status = await self.status()
+        assert status.assignment is not None
+        for name in status.assignment.machine_names():
+            finished = RanksFinished(name, status.assignment.attempt, 0.0)
+            await self.handle.signal(RunJob.ranks_finished, finished)
+        return await asyncio.wait_for(self.handle.result(), PATIENCE_S)
+
+    async def status(self) -> JobStatus:
+        return await self.handle.query(RunJob.status)
+
+    async def record(self, incident: int = 1) -> IncidentRecord:
+        return await self.incident(incident).query(ResolveIncident.record)
+
+    def incident(self, incident: int = 1) -> WorkflowHandle[ResolveIncident, object]:
+        identifier = names.incident_workflow_id(self.spec.name, incident)
+        return self.client.get_workflow_handle_for(ResolveIncident.run, identifier)
+
+    async def training(self, attempt: int) -> None:
+        """Wait until an attempt has made its first step and no recovery is under way."""
+        await asyncio.wait_for(self.world.wait_for_step(attempt, 1), PATIENCE_S)
+
+    async def until_started(self, attempt: int) -> None:
+        """Wait until all machines of an attempt have started their ranks."""
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + PATIENCE_S
+        while sum(1 for _, a in self.world.done("start") if a == attempt) < self.spec.machines:
+            if loop.time() > deadline_s:
+                raise AssertionError(f"attempt {attempt} never started: {self.world.effects}")
+            await asyncio.sleep(0.01)
+
+    async def until(self, holds: Callable[[IncidentRecord], bool], incident: int = 1) -> None:
+        """Wait until an incident's record satisfies a condition."""
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + PATIENCE_S
+        seen: object = "no incident"
+        while loop.time() < deadline_s:
+            if (await self.status()).incidents >= incident:
+                seen = await self.record(incident)
+                if holds(seen):
+                    return
+            await asyncio.sleep(0.02)
+        raise AssertionError(f"never came true; last seen: {seen}")
+
+
+@contextlib.asynccontextmanager
+async def controlled(address: str, spec: JobSpec, world: FakeWorld) -> AsyncIterator[Control]:
+    """A job of its own on the server, with a controller and an analyzer, and no machine yet."""
+    client = await Client.connect(address, data_converter=pydantic_data_converter)
+    queue_suffix = uuid.uuid4().hex[:8]
+    spec = spec.model_copy(update={"name": f"{spec.name}-{queue_suffix}"})
+    archive = MemoryArchive()
+    cluster = FakeCluster(world)
+    async with contextlib.AsyncExitStack() as workers:
+        controller = Worker(
+            client,
+            task_queue=names.CONTROLLER_QUEUE,
+            workflows=runtime.WORKFLOWS,
+            activities=[cluster.evict, archive.save_incident],
+            workflow_runner=runtime.workflow_runner(),
+            workflow_failure_exception_types=list(runtime.WORKFLOW_FAILURE_TYPES),
+        )
+        await workers.enter_async_context(controller)
+        await workers.enter_async_context(registry.analyzer(client, spec.name, world))
+        handle = await client.start_workflow(
+            RunJob.run,
+            args=[JobInput(spec, "v1", "/code/v1"), None],
+            id=names.job_workflow_id(spec.name),
+            task_queue=names.CONTROLLER_QUEUE,
+            task_timeout=runtime.WORKFLOW_TASK_TIMEOUT,
+            search_attributes=story.job_attributes(spec.name),
+        )
+        control = Control(client, spec, world, archive, handle, workers)
+        try:
+            yield control
+        finally:
+            await _end_everything(control)
+
+
+async def _end_everything(control: Control) -> None:
+    """Leave no workflow behind: the next test shares the server."""
+    query = f"EverstepJob = '{control.spec.name}' AND ExecutionStatus = 'Running'"
+    async for execution in control.client.list_workflows(query):
+        with contextlib.suppress(Exception):
+            await control.client.get_workflow_handle(execution.id).terminate("test over")

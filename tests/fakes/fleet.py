@@ -1,0 +1,145 @@
+"""Machines that exist in memory only: they keep the promises of `everstep.agent.machine.Machine`.
+
+A fake machine keeps the same order of attempts, refuses stale orders, answers repeated orders with
+the first report, and can be told to be silent, to refuse, or to lose its memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+
+from everstep.core.errors import PermanentError, StaleAttempt
+from everstep.core.model import (
+    MachineInfo,
+    MachineReport,
+    RankExit,
+    RestoreOrder,
+    RestoreReport,
+    ShardCopy,
+    StartOrder,
+    StartReport,
+    StepSeen,
+    StopOrder,
+)
+from everstep.core.progress import StepBoard
+
+
+@dataclass
+class Effect:
+    """One thing that really happened, in the fake world."""
+
+    kind: str
+    machine: str
+    attempt: int
+
+
+@dataclass
+class FakeWorld:
+    """What all fake machines of a job share: the ranks' progress, and what was done."""
+
+    world_size: int
+    board: StepBoard = field(init=False)
+    effects: list[Effect] = field(default_factory=list)
+    machines: dict[str, FakeMachine] = field(default_factory=dict)
+    training: bool = True
+    """Whether ranks make progress by themselves once all of an attempt run."""
+
+    def __post_init__(self) -> None:
+        self.board = StepBoard(self.world_size)
+        self.changed = asyncio.Condition()
+
+    def done(self, kind: str) -> list[tuple[str, int]]:
+        return [(e.machine, e.attempt) for e in self.effects if e.kind == kind]
+
+    async def advance(self, attempt: int, step: int) -> None:
+        """Let every rank of the attempt finish a step, and its copies be made."""
+        async with self.changed:
+            for rank in range(self.world_size):
+                self.board.note(attempt, rank, step, time.time())
+            for machine in self.machines.values():
+                machine.keep(step)
+            self.changed.notify_all()
+
+    async def wait_for_step(self, attempt: int, step: int) -> StepSeen:
+        async with self.changed:
+            while (seen := self.board.reached(attempt, step)) is None:
+                await self.changed.wait()
+        return seen
+
+
+class FakeMachine:
+    """One machine of a `FakeWorld`."""
+
+    def __init__(self, world: FakeWorld, name: str) -> None:
+        self.info = MachineInfo(name, "127.0.0.1", 1, 2, hash(name) % 30_000 + 1, time.time())
+        self.world = world
+        self.attempt = 0
+        self.running: tuple[int, ...] = ()
+        self.held: tuple[int, ...] = ()
+        self.copies: dict[int, int] = {}
+        self.exits: list[RankExit] = []
+        self.refuses_to_start = False
+        self._stopped: dict[int, MachineReport] = {}
+        self._started: dict[int, StartReport] = {}
+        world.machines[name] = self
+
+    @property
+    def name(self) -> str:
+        return self.info.machine
+
+    def keep(self, step: int) -> None:
+        for rank in (*self.running, *self.held):
+            self.copies[rank] = step
+
+    def crash(self, rank: int, signal: int | None = 9) -> RankExit:
+        exit_code = None if signal is not None else 1
+        ended = RankExit(
+            rank, self.name, self.attempt, exit_code, signal, time.time(), self.copies.get(rank)
+        )
+        self.exits.append(ended)
+        self.running = tuple(r for r in self.running if r != rank)
+        return ended
+
+    async def stop(self, order: StopOrder) -> MachineReport:
+        self._refuse_stale(order.attempt)
+        if order.attempt not in self._stopped:
+            self.world.effects.append(Effect("stop", self.name, order.attempt))
+            self._stopped[order.attempt] = MachineReport(
+                self.name,
+                tuple(e for e in self.exits if e.attempt == order.attempt),
+                self.running,
+                tuple(ShardCopy(r, (s,), 1) for r, s in sorted(self.copies.items()) if s),
+            )
+            self.running = ()
+        return self._stopped[order.attempt]
+
+    async def restore(self, order: RestoreOrder) -> RestoreReport:
+        self._refuse_stale(order.attempt)
+        self.world.effects.append(Effect("restore", self.name, order.attempt))
+        for pull in order.pulls:
+            self.copies[pull.rank] = order.step
+        return RestoreReport(self.name, tuple(p.rank for p in order.pulls), ())
+
+    async def start(self, order: StartOrder) -> StartReport:
+        self._refuse_stale(order.attempt)
+        if self.refuses_to_start:
+            raise PermanentError(f"{self.name}: no memory for rank 0's shard")
+        if order.attempt not in self._started:
+            self.world.effects.append(Effect("start", self.name, order.attempt))
+            self.attempt = order.attempt
+            self.running = tuple(rank.rank for rank in order.ranks)
+            self.held = order.held_ranks
+            self._started[order.attempt] = StartReport(self.name, (1,) * len(order.ranks), True)
+            await self._train_when_complete(order)
+        return self._started[order.attempt]
+
+    async def _train_when_complete(self, order: StartOrder) -> None:
+        started = [m for m, a in self.world.done("start") if a == order.attempt]
+        if self.world.training and len(started) == order.num_machines:
+            await self.world.advance(order.attempt, order.restore_step + 1)
+
+    def _refuse_stale(self, attempt: int) -> None:
+        if attempt < self.attempt:
+            raise StaleAttempt(attempt, self.attempt)

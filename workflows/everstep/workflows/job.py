@@ -1,0 +1,319 @@
+"""The job workflow: one entity for the job's whole life, through continue-as-new.
+
+It keeps who holds which slot, takes in alerts and drops duplicates, and opens one incident at a
+time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import timedelta
+
+from temporalio import workflow
+from temporalio.common import WorkflowIDReusePolicy
+from temporalio.exceptions import ActivityError, FailureError
+
+from everstep.core import names
+from everstep.core.model import (
+    FROM_THE_BEGINNING,
+    Alert,
+    Assignment,
+    MachineInfo,
+    Observer,
+    RanksFinished,
+    Symptom,
+)
+from everstep.workflows import restart, story
+from everstep.workflows.incident import ResolveIncident
+from everstep.workflows.messages import (
+    IncidentInput,
+    IncidentResult,
+    JobInput,
+    JobResult,
+    JobState,
+    JobStatus,
+)
+
+MAX_EVENTS = 4_000
+"""Events after which a new run is begun: far below Temporal's 51,200, cheap to replay."""
+
+MAX_RECENT_KEYS = 1_000
+"""Alerts remembered for dropping duplicates: a whole job's ranks ending twice at the paper's scale
+of machines fits, batched by machine."""
+
+GATHERING_S = 60.0
+"""How long the first start waits for standbys once there are machines for every slot."""
+
+
+@workflow.defn(name="RunJob")
+class RunJob:
+    """Runs one job from its first start to the end of its last rank.
+
+    Signals: `report_alerts`, `machine_joined`, `ranks_finished` (from agents and the analyzer),
+    `assigned`, `incident_closed` (from the open incident). Query: `status`.
+    """
+
+    @workflow.init
+    def __init__(self, job: JobInput, state: JobState | None = None) -> None:
+        self._job = job
+        self._state = state or JobState()
+
+    # --- What comes in ---------------------------------------------------------------------------
+
+    @workflow.signal
+    def report_alerts(self, alerts: list[Alert]) -> None:
+        """Evidence from an observer; duplicates and what concerns older attempts are dropped."""
+        for alert in alerts:
+            key = _key(alert)
+            if key in self._state.recent_keys or not self._concerns_us(alert):
+                continue
+            self._state.recent_keys = [*self._state.recent_keys, key][-MAX_RECENT_KEYS:]
+            self._state.pending.append(alert)
+
+    @workflow.signal
+    async def machine_joined(self, machine: MachineInfo) -> None:
+        """A machine's agent is ready; repeated by agents after every reconnection."""
+        for held in self._slots():
+            if held.machine == machine.machine:
+                if held.agent_pid != machine.agent_pid:
+                    self.report_alerts([_replaced(held, machine)])
+                return
+        if any(known == machine for known in self._state.pool):
+            return
+        self._state.pool = [k for k in self._state.pool if k.machine != machine.machine]
+        self._state.pool.append(machine)
+        # What was said of an earlier agent of this name is no duplicate of what is said of this
+        # one.
+        self._state.recent_keys = [
+            key for key in self._state.recent_keys if f"/{machine.machine}/" not in key
+        ]
+        await self._tell_incident("machine_joined", machine)
+
+    @workflow.signal
+    async def ranks_finished(self, finished: RanksFinished) -> None:
+        """All ranks of one machine ended well."""
+        assignment = self._state.assignment
+        if assignment is None or finished.attempt != assignment.attempt:
+            return
+        if finished.machine not in self._state.finished:
+            self._state.finished.append(finished.machine)
+        if self._all_finished():
+            await self._tell_incident("job_finished", None)
+
+    @workflow.signal
+    def assigned(self, assignment: Assignment) -> None:
+        """The open incident is about to start a new attempt."""
+        self._state.assignment = assignment
+        self._state.finished = []
+        held = assignment.machine_names()
+        self._state.pool = [k for k in self._state.pool if k.machine not in held]
+
+    @workflow.signal
+    def incident_closed(self, result: IncidentResult) -> None:
+        """The open incident is over; what it hands back becomes the job's state."""
+        if self._state.active != result.record.incident:
+            return
+        self._state.active = None
+        self._state.assignment = result.assignment
+        self._state.evictions = [*self._state.evictions, *result.evictions]
+        self._state.pending = [*result.leftover, *self._state.pending]
+
+    @workflow.query
+    def status(self) -> JobStatus:
+        """Who holds which slot, and whether an incident is open."""
+        return JobStatus(
+            job=self._job.spec.name,
+            phase=self._phase(),
+            assignment=self._state.assignment,
+            pool=tuple(self._state.pool),
+            evicted=tuple(machine for _, machine in self._state.evictions),
+            incidents=self._state.incidents,
+            active_incident=self._state.active,
+        )
+
+    # --- The life of a job -----------------------------------------------------------------------
+
+    @workflow.run
+    async def run(self, job: JobInput, state: JobState | None = None) -> JobResult:
+        """Start the job and see it through to its end."""
+        if self._state.assignment is None:
+            await self._gather_machines()
+            await self._first_start()
+        while not (self._all_finished() and self._state.active is None):
+            await workflow.wait_condition(self._something_to_do)
+            if self._state.pending and self._state.active is None:
+                await self._open_incident()
+            elif self._state.pending:
+                await self._forward_pending()
+            elif self._should_continue_as_new():
+                await workflow.wait_condition(workflow.all_handlers_finished)
+                workflow.continue_as_new(args=[self._job, self._state])
+        await workflow.wait_condition(workflow.all_handlers_finished)
+        assignment = self._state.assignment
+        assert assignment is not None  # noqa: S101 - the first start made it
+        return JobResult(
+            job=job.spec.name,
+            attempts=assignment.attempt,
+            incidents=self._state.incidents,
+            started_at_s=self._state.started_at_s or 0.0,
+            finished_at_s=workflow.now().timestamp(),
+        )
+
+    async def _gather_machines(self) -> None:
+        """Wait for a machine for every slot, and a while for the standbys."""
+        spec = self._job.spec
+        await workflow.wait_condition(lambda: len(self._state.pool) >= spec.machines)
+        wanted = spec.machines + spec.standby_count()
+        try:
+            await workflow.wait_condition(
+                lambda: len(self._state.pool) >= wanted,
+                timeout=timedelta(seconds=GATHERING_S),
+                timeout_summary="wait for the standbys",
+            )
+        except TimeoutError:
+            workflow.logger.warning("starting with %d of %d", len(self._state.pool), wanted)
+        by_name = sorted(self._state.pool, key=lambda info: _natural(info.machine))
+        self._state.assignment = Assignment(
+            attempt=1,
+            slots=tuple(by_name[: spec.machines]),
+            code_version=self._job.code_version,
+        )
+        self._state.pool = by_name[spec.machines :]
+
+    async def _first_start(self) -> None:
+        """Start attempt 1; a machine that cannot is the first incident's alert."""
+        assignment = self._state.assignment
+        assert assignment is not None  # noqa: S101 - set by the only caller just before
+        self._state.started_at_s = workflow.now().timestamp()
+        try:
+            backup = restart.backup_plan(self._job)
+            await restart.start(self._job, assignment, backup, FROM_THE_BEGINNING)
+        except restart.MachinesRefusedError as error:
+            self.report_alerts(
+                [
+                    _own_alert(Symptom.CONTAINER_ERROR, assignment.attempt, r.machine, r.reason)
+                    for r in error.refusals
+                ]
+            )
+        except ActivityError as error:
+            text = restart.why(error)
+            self.report_alerts(
+                [_own_alert(Symptom.CONTAINER_ERROR, assignment.attempt, None, text)]
+            )
+
+    async def _open_incident(self) -> None:
+        assignment = self._state.assignment
+        assert assignment is not None  # noqa: S101 - alerts are taken only after the first start
+        # What was forwarded in vain to the last incident may be about what that one dealt with.
+        alerts = tuple(alert for alert in self._state.pending if self._concerns_us(alert))
+        self._state.pending = []
+        if not alerts:
+            return
+        self._state.incidents += 1
+        self._state.active = self._state.incidents
+        first = min(alerts, key=lambda alert: alert.at_s)
+        job = self._job.spec.name
+        await workflow.start_child_workflow(
+            ResolveIncident.run,
+            IncidentInput(
+                job=self._job,
+                incident=self._state.incidents,
+                alerts=alerts,
+                assignment=assignment,
+                pool=tuple(self._state.pool),
+                evictions=tuple(self._state.evictions),
+            ),
+            id=names.incident_workflow_id(job, self._state.incidents),
+            parent_close_policy=workflow.ParentClosePolicy.ABANDON,
+            id_reuse_policy=WorkflowIDReusePolicy.REJECT_DUPLICATE,
+            search_attributes=story.incident_attributes(job, first.symptom),
+            static_summary=f"{job}, incident {self._state.incidents}: {first.detail}",
+        )
+
+    async def _forward_pending(self) -> None:
+        alerts, self._state.pending = self._state.pending, []
+        await self._tell_incident("alerts", alerts)
+
+    async def _tell_incident(self, signal: str, value: MachineInfo | list[Alert] | None) -> None:
+        """Signal the open incident, if there is one that still listens."""
+        if self._state.active is None:
+            return
+        incident_id = names.incident_workflow_id(self._job.spec.name, self._state.active)
+        handle = workflow.get_external_workflow_handle(incident_id)
+        try:
+            await handle.signal(signal, args=[] if value is None else [value])
+        except FailureError as error:
+            # Its "closed" signal is on its way; alerts that it did not take open the next one.
+            workflow.logger.warning("could not signal %s to %s: %s", signal, incident_id, error)
+            if isinstance(value, list):
+                self._state.pending = [*value, *self._state.pending]
+                await workflow.wait_condition(lambda: self._state.active is None)
+
+    # --- Questions about the state ---------------------------------------------------------------
+
+    def _slots(self) -> Sequence[MachineInfo]:
+        return () if self._state.assignment is None else self._state.assignment.slots
+
+    def _concerns_us(self, alert: Alert) -> bool:
+        """Whether an alert is about what the job has now; a lost standby just leaves the pool."""
+        if alert.symptom is Symptom.AGENT_LOST:
+            self._state.pool = [
+                k
+                for k in self._state.pool
+                if k.machine != alert.machine or k.joined_at_s > alert.at_s
+            ]
+            held = any(info.machine == alert.machine for info in self._slots())
+            return held or self._state.active is not None
+        if self._state.assignment is None:
+            return False
+        return alert.attempt >= self._state.assignment.attempt
+
+    def _all_finished(self) -> bool:
+        slots = self._slots()
+        return bool(slots) and all(info.machine in self._state.finished for info in slots)
+
+    def _something_to_do(self) -> bool:
+        if self._state.pending or self._should_continue_as_new():
+            return True
+        return self._all_finished() and self._state.active is None
+
+    def _should_continue_as_new(self) -> bool:
+        info = workflow.info()
+        return info.is_continue_as_new_suggested() or info.get_current_history_length() > MAX_EVENTS
+
+    def _phase(self) -> str:
+        if self._state.assignment is None:
+            return "gathering machines"
+        if self._state.active is not None:
+            return f"incident {self._state.active} open"
+        return "finished" if self._all_finished() else "training"
+
+
+def _key(alert: Alert) -> str:
+    """Two alerts with one key are evidence of the same thing from the same place."""
+    return f"{alert.symptom}/{alert.attempt}/{alert.machine}/{alert.rank}"
+
+
+def _own_alert(symptom: Symptom, attempt: int, machine: str | None, detail: str) -> Alert:
+    now_s = workflow.now().timestamp()
+    return Alert(Observer.CONTROLLER, symptom, now_s, detail, attempt, machine)
+
+
+def _replaced(old: MachineInfo, new: MachineInfo) -> Alert:
+    """An agent that was started anew has lost its ranks and its memory: the old one is gone."""
+    return replace(
+        _own_alert(
+            Symptom.AGENT_LOST,
+            0,
+            old.machine,
+            f"agent of {old.machine} started anew (process {old.agent_pid} -> {new.agent_pid})",
+        )
+    )
+
+
+def _natural(name: str) -> tuple[str, int, str]:
+    """Sort key that puts m10 after m9."""
+    head = name.rstrip("0123456789")
+    digits = name[len(head) :]
+    return head, int(digits) if digits else -1, name

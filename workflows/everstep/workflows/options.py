@@ -1,0 +1,106 @@
+"""The one table of time-outs, heartbeats and retries, with the reason of each number.
+
+Durations that a person may want to change stand in the job's spec; these are properties of the
+activities themselves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+
+from temporalio.common import RetryPolicy
+from temporalio.workflow import ActivityConfig
+
+NEVER_AGAIN = ("StaleAttempt", "PermanentError", "InputError")
+"""Error types (by class name, as Temporal matches them) for which a retry cannot help."""
+
+PROMPT_RETRY = RetryPolicy(
+    initial_interval=timedelta(milliseconds=100),
+    backoff_coefficient=2.0,
+    maximum_interval=timedelta(seconds=5),
+    non_retryable_error_types=list(NEVER_AGAIN),
+)
+"""Thousands of GPUs wait: the first retry comes at once, later ones no further than 5 s apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallOptions:
+    """Options of one activity.
+
+    Attributes:
+        start_to_close: Longest that one try may run.
+        schedule_to_close: Longest that all tries together may take.
+        schedule_to_start: Longest that a machine may leave an order lying; None where any worker
+            may take it, because then waiting for a worker is right.
+        heartbeat: Longest silence of a running try; only where a try may outlast it.
+    """
+
+    start_to_close: timedelta
+    schedule_to_close: timedelta | None
+    schedule_to_start: timedelta | None = None
+    heartbeat: timedelta | None = None
+
+    def config(self, summary: str, task_queue: str | None = None) -> ActivityConfig:
+        """Keyword arguments for `execute_activity_method`, with the sentence for the web UI."""
+        config = ActivityConfig(
+            start_to_close_timeout=self.start_to_close,
+            retry_policy=PROMPT_RETRY,
+            summary=summary,
+        )
+        if self.schedule_to_close is not None:
+            config["schedule_to_close_timeout"] = self.schedule_to_close
+        if self.schedule_to_start is not None:
+            config["schedule_to_start_timeout"] = self.schedule_to_start
+        if self.heartbeat is not None:
+            config["heartbeat_timeout"] = self.heartbeat
+        if task_queue is not None:
+            config["task_queue"] = task_queue
+        return config
+
+
+# A live agent polls all the time and takes an order within milliseconds; one that has not within 2
+# s is gone or unusable (a dead queue was measured to fail after 2.01 s).
+_ANSWER = timedelta(seconds=2)
+
+STOP = CallOptions(
+    # SIGKILL and reaping take milliseconds; a process in uninterruptible sleep takes for ever.
+    start_to_close=timedelta(seconds=10),
+    schedule_to_close=timedelta(seconds=12),
+    schedule_to_start=_ANSWER,
+    heartbeat=timedelta(seconds=2),
+)
+RESTORE = CallOptions(
+    # Moves whole shards: 100 GB at 1 GB/s, with heartbeats to see a dead agent at once.
+    start_to_close=timedelta(minutes=3),
+    schedule_to_close=timedelta(minutes=5),
+    schedule_to_start=_ANSWER,
+    heartbeat=timedelta(seconds=2),
+)
+START = CallOptions(
+    # A fork takes milliseconds; a cold interpreter, or a pre-warm still under way, a minute.
+    start_to_close=timedelta(minutes=2),
+    schedule_to_close=timedelta(minutes=3),
+    schedule_to_start=_ANSWER,
+    heartbeat=timedelta(seconds=2),
+)
+EVICT = CallOptions(
+    # Kills local processes, or talks to an API server that may be slow but comes back.
+    start_to_close=timedelta(seconds=30),
+    schedule_to_close=timedelta(minutes=10),
+    heartbeat=timedelta(seconds=3),
+)
+ARCHIVE = CallOptions(
+    # A small file. Recovery never waits for it longer than this; Temporal has the record, too.
+    start_to_close=timedelta(seconds=10),
+    schedule_to_close=timedelta(seconds=30),
+)
+
+
+def await_step(limit: timedelta | None) -> CallOptions:
+    """Options of a wait for a step: as long as `limit`, and a dead analyzer is seen at once."""
+    return CallOptions(
+        start_to_close=limit or timedelta(days=1),
+        schedule_to_close=limit,
+        heartbeat=timedelta(seconds=2),
+    )

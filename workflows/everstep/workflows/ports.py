@@ -1,0 +1,70 @@
+"""The activities that workflows call, as abstract ports.
+
+A workflow names an activity through its port, so that its sandbox never loads what an adapter
+needs. Each port is implemented once in `everstep.activities` (a contract test asserts it) and by
+fakes in tests. Activity names are wire format.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from temporalio import activity
+
+from everstep.core.model import (
+    IncidentRecord,
+    MachineReport,
+    RestoreOrder,
+    RestoreReport,
+    StartOrder,
+    StartReport,
+    StepSeen,
+    StopOrder,
+)
+from everstep.workflows.messages import AwaitStep, EvictOrder
+
+
+class MachinePort(ABC):
+    """Orders to one machine, carried out by its agent on its own task queue."""
+
+    @activity.defn(name="machine.stop")
+    @abstractmethod
+    async def stop(self, order: StopOrder) -> MachineReport:
+        """End all ranks of the attempt and older ones; a second call returns the same report."""
+
+    @activity.defn(name="machine.restore")
+    @abstractmethod
+    async def restore(self, order: RestoreOrder) -> RestoreReport:
+        """Fetch missing shards; a second call fetches what is still missing."""
+
+    @activity.defn(name="machine.start")
+    @abstractmethod
+    async def start(self, order: StartOrder) -> StartReport:
+        """Start the ranks of an attempt; a second call returns the first report."""
+
+
+class ClusterPort(ABC):
+    """What the outside world does with machines."""
+
+    @activity.defn(name="cluster.evict")
+    @abstractmethod
+    async def evict(self, order: EvictOrder) -> None:
+        """Make sure that nothing of the job runs on the machine; a second call finds it done."""
+
+
+class AnalysisPort(ABC):
+    """Questions to the job's analyzer, which sees the telemetry of all ranks."""
+
+    @activity.defn(name="analysis.await_step")
+    @abstractmethod
+    async def await_step(self, wanted: AwaitStep) -> StepSeen:
+        """Wait until every rank has finished the step; a second call answers at once."""
+
+
+class ArchivePort(ABC):
+    """Where incident records are kept outside Temporal."""
+
+    @activity.defn(name="archive.save_incident")
+    @abstractmethod
+    async def save_incident(self, record: IncidentRecord) -> None:
+        """Write the record; a second call with a newer state replaces it."""

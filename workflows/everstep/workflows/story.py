@@ -1,0 +1,84 @@
+"""How incidents and jobs read in Temporal's web UI: search attributes, summaries, timelines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from temporalio.common import (
+    SearchAttributeKey,
+    SearchAttributePair,
+    SearchAttributeUpdate,
+    TypedSearchAttributes,
+)
+
+from everstep.core.model import IncidentRecord, Outcome, Rung, Symptom
+
+JOB = SearchAttributeKey.for_keyword("EverstepJob")
+SYMPTOM = SearchAttributeKey.for_keyword("EverstepSymptom")
+RUNG = SearchAttributeKey.for_keyword("EverstepRung")
+OUTCOME = SearchAttributeKey.for_keyword("EverstepOutcome")
+MACHINE = SearchAttributeKey.for_keyword_list("EverstepMachine")
+
+ALL_KEYS: dict[str, str] = {
+    JOB.name: "Keyword",
+    SYMPTOM.name: "Keyword",
+    RUNG.name: "Keyword",
+    OUTCOME.name: "Keyword",
+    MACHINE.name: "KeywordList",
+}
+"""What a Temporal server must have registered, by name and type."""
+
+
+def job_attributes(job: str) -> TypedSearchAttributes:
+    """Search attributes of a job's workflow."""
+    return TypedSearchAttributes([SearchAttributePair(JOB, job)])
+
+
+def incident_attributes(job: str, symptom: Symptom) -> TypedSearchAttributes:
+    """Search attributes of an incident when it is opened."""
+    return TypedSearchAttributes(
+        [
+            SearchAttributePair(JOB, job),
+            SearchAttributePair(SYMPTOM, symptom.value),
+            SearchAttributePair(OUTCOME, Outcome.OPEN.value),
+        ]
+    )
+
+
+def climbed(
+    symptom: Symptom, rung: Rung, machines: Sequence[str]
+) -> list[SearchAttributeUpdate[Any]]:
+    """What to upsert when a rung is climbed; machines add up over the incident."""
+    updates: list[SearchAttributeUpdate[Any]] = [
+        SYMPTOM.value_set(symptom.value),
+        RUNG.value_set(rung.value),
+    ]
+    if machines:
+        updates.append(MACHINE.value_set(list(machines)))
+    return updates
+
+
+def stands(outcome: Outcome) -> list[SearchAttributeUpdate[Any]]:
+    """What to upsert when an incident is held, goes on, or ends."""
+    return [OUTCOME.value_set(outcome.value)]
+
+
+def clock(at_s: float) -> str:
+    """A time of day in UTC, to the hundredth of a second."""
+    moment = datetime.fromtimestamp(at_s, UTC)
+    return f"{moment:%H:%M:%S}.{moment.microsecond // 10_000:02d}"
+
+
+def details(record: IncidentRecord) -> str:
+    """An incident so far, as Markdown for the workflow's current details."""
+    lines = [f"**Incident {record.incident} of {record.job}: {record.outcome}**", ""]
+    if record.missing:
+        lines += [f"**Waits for a person or a machine:** {record.missing}", ""]
+    start = record.fault_at_s
+    lines += [
+        f"- `{clock(entry.at_s)}` +{max(0.0, entry.at_s - start):.2f} s: {entry.text}"
+        for entry in record.timeline
+    ]
+    return "\n".join(lines)
