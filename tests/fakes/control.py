@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 
 from temporalio import activity
@@ -57,7 +57,7 @@ class Control:
     archive: MemoryArchive
     handle: WorkflowHandle[RunJob, JobResult]
     workers: contextlib.AsyncExitStack
-    agents: dict[str, Worker] = field(default_factory=dict)
+    agents: dict[str, Worker] = field(default_factory=dict[str, Worker])
 
     async def join(self, name: str) -> FakeMachine:
         machine = FakeMachine(self.world, name)
@@ -137,7 +137,7 @@ class Control:
 
 
 @contextlib.asynccontextmanager
-async def controlled(address: str, spec: JobSpec, world: FakeWorld) -> AsyncIterator[Control]:
+async def controlled(address: str, spec: JobSpec, world: FakeWorld) -> AsyncGenerator[Control]:
     """A job of its own on the server, with a controller and an analyzer, and no machine yet."""
     client = await Client.connect(address, data_converter=pydantic_data_converter)
     queue_suffix = uuid.uuid4().hex[:8]

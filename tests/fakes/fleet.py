@@ -41,8 +41,8 @@ class FakeWorld:
 
     world_size: int
     board: StepBoard = field(init=False)
-    effects: list[Effect] = field(default_factory=list)
-    machines: dict[str, FakeMachine] = field(default_factory=dict)
+    effects: list[Effect] = field(default_factory=list[Effect])
+    machines: dict[str, FakeMachine] = field(default_factory=dict[str, "FakeMachine"])
     training: bool = True
     """Whether ranks make progress by themselves once all of an attempt run."""
 

@@ -6,7 +6,7 @@ size that a history can hold many of.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 from temporalio.exceptions import ApplicationError
@@ -17,7 +17,7 @@ MAX_MESSAGE_CHARS = 2_000
 
 
 @contextmanager
-def as_failures() -> Iterator[None]:
+def as_failures() -> Generator[None]:
     """Turn the errors of `everstep.core.errors` into Temporal's, keeping what a caller can do.
 
     Raises:

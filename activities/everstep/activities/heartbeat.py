@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 
 from temporalio import activity
 
 
 @asynccontextmanager
-async def beating() -> AsyncIterator[None]:
+async def beating() -> AsyncGenerator[None]:
     """Heartbeat at a third of the activity's heartbeat time-out while the block runs.
 
     An activity without a heartbeat time-out is left alone.

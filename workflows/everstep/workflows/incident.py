@@ -8,7 +8,7 @@ restart fails) gives way to the next one, which starts from everything known by 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -20,7 +20,6 @@ from everstep.core import evidence, ladder, names
 from everstep.core.model import (
     Alert,
     Assignment,
-    Climb,
     Finding,
     IncidentRecord,
     MachineInfo,
@@ -30,12 +29,12 @@ from everstep.core.model import (
     RankExit,
     Rung,
     Symptom,
-    TimelineEntry,
 )
 from everstep.core.restore import plan_restore
 from everstep.workflows import options, restart, story
+from everstep.workflows.chronicle import Chronicle
 from everstep.workflows.messages import Approval, EvictOrder, IncidentInput, IncidentResult
-from everstep.workflows.ports import ArchivePort, ClusterPort
+from everstep.workflows.ports import ClusterPort
 
 T = TypeVar("T")
 
@@ -69,18 +68,20 @@ class ResolveIncident:
         self._approved = False
         self._job_finished = False
         first = min(given.alerts, key=lambda alert: alert.at_s)
-        self._record = IncidentRecord(
-            incident=given.incident,
-            job=given.job.spec.name,
-            opened_at_s=workflow.now().timestamp(),
-            fault_at_s=first.at_s,
-            outcome=Outcome.OPEN,
-            finding=Finding(first.symptom, (), (), False, first.detail),
-            attempt_before=given.assignment.attempt,
-            code_version=given.assignment.code_version,
+        self._story = Chronicle(
+            IncidentRecord(
+                incident=given.incident,
+                job=given.job.spec.name,
+                opened_at_s=workflow.now().timestamp(),
+                fault_at_s=first.at_s,
+                outcome=Outcome.OPEN,
+                finding=Finding(first.symptom, (), (), False, first.detail),
+                attempt_before=given.assignment.attempt,
+                code_version=given.assignment.code_version,
+            )
         )
         for alert in sorted(given.alerts, key=lambda alert: alert.at_s):
-            self._tell(f"{alert.observer}: {alert.detail}", alert.at_s)
+            self._story.tell(f"{alert.observer}: {alert.detail}", alert.at_s)
 
     # --- What comes in ---------------------------------------------------------------------------
 
@@ -89,14 +90,14 @@ class ResolveIncident:
         """More evidence, forwarded by the job."""
         for alert in alerts:
             self._inbox.append(alert)
-            self._tell(f"{alert.observer}: {alert.detail}", alert.at_s)
+            self._story.tell(f"{alert.observer}: {alert.detail}", alert.at_s)
 
     @workflow.signal
     def machine_joined(self, machine: MachineInfo) -> None:
         """A machine announced itself and waits for a slot."""
         self._pool = [known for known in self._pool if known.machine != machine.machine]
         self._pool.append(machine)
-        self._tell(f"machine {machine.machine} joined", None)
+        self._story.tell(f"machine {machine.machine} joined")
 
     @workflow.signal
     def job_finished(self) -> None:
@@ -108,19 +109,19 @@ class ResolveIncident:
         """A person lets the incident go on past what holds it."""
         self._approved = True
         note = f" ({approval.note})" if approval.note else ""
-        self._tell(f"approved by {approval.person}{note}", None)
+        self._story.tell(f"approved by {approval.person}{note}")
 
     @workflow.query
     def record(self) -> IncidentRecord:
         """The record so far."""
-        return self._record
+        return self._story.record
 
     # --- The story -------------------------------------------------------------------------------
 
     @workflow.run
     async def run(self, given: IncidentInput) -> IncidentResult:
         """Climb until training is stable again."""
-        workflow.set_current_details(story.details(self._record))
+        workflow.set_current_details(story.details(self._story.record))
         leftover: list[Alert] | None = None
         while leftover is None:
             try:
@@ -135,12 +136,12 @@ class ResolveIncident:
             timedelta(seconds=self._job.spec.ladder.evidence_window_s),
             summary="let the evidence settle",
         )
-        recovered = self._record.first_step_at_s is not None
+        recovered = self._story.record.first_step_at_s is not None
         self._round_from = self._judged
         finding = await self._stop_and_classify()
-        if recovered and not evidence.same_failure(finding, self._record.finding):
+        if recovered and not evidence.same_failure(finding, self._story.record.finding):
             return self._inbox[self._round_from :]
-        self._record = replace(self._record, finding=finding, first_step_at_s=None)
+        self._story.change(finding=finding, first_step_at_s=None)
         await self._climb(finding)
         if not await self._restart_in_place():
             return None
@@ -164,7 +165,7 @@ class ResolveIncident:
                 reports[info.machine] = await task
             except ActivityError as error:
                 silent.append(info.machine)
-                self._tell(f"{info.machine} did not stop: {restart.why(error)}", None)
+                self._story.tell(f"{info.machine} did not stop: {restart.why(error)}")
 
         occupied = [
             info for slot, info in enumerate(self._assignment.slots) if slot not in self._vacant
@@ -184,38 +185,25 @@ class ResolveIncident:
             sorted(m for m in here if m in silent or self._is_lost(m)),
         )
         newest = [step for report in self._stopped for c in report.copies for step in c.steps]
-        if newest and self._record.failed_step is None:
-            self._record = replace(self._record, failed_step=max(newest))
-        self._tell(f"all ranks stopped; found {finding.symptom}: {finding.reason}", None)
+        if newest:
+            self._story.change(failed_step=max(newest))
+        self._story.tell(f"all ranks stopped; found {finding.symptom}: {finding.reason}")
         return finding
 
     async def _climb(self, finding: Finding) -> None:
         """Choose the next rung and do what it asks for, short of the restart that follows each."""
-        decision = ladder.next_rung(finding, self._record.climbs, self._brake())
+        decision = ladder.next_rung(finding, self._story.record.climbs, self._brake())
         while decision.rung is Rung.PAGE:
             await self._hold(
                 f"{decision.reason}. To go on all the same: everstep incident approve "
-                f"{self._record.incident}",
+                f"{self._story.record.incident}",
                 lambda: self._approved,
             )
-            decision = ladder.next_rung(finding, self._record.climbs, self._brake())
+            decision = ladder.next_rung(finding, self._story.record.climbs, self._brake())
         self._approved = False  # it was given for this rung, not for whatever comes after it
-        now_s = workflow.now().timestamp()
-        climb = Climb(
-            decision.rung, decision.reason, decision.machines, self._assignment.attempt, now_s
-        )
-        self._record = replace(self._record, climbs=(*self._record.climbs, climb))
-        workflow.upsert_search_attributes(
-            story.climbed(
-                finding.symptom,
-                decision.rung,
-                [m for c in self._record.climbs for m in c.machines],
-            )
-        )
+        self._story.climbed(finding, decision, self._assignment.attempt)
         if decision.rung is Rung.EVICT:
             await self._evict(decision)
-        else:
-            self._tell(f"rung {decision.rung}: {decision.reason}", None)
 
     async def _evict(self, decision: ladder.Decision) -> None:
         for slot, info in enumerate(self._assignment.slots):
@@ -224,13 +212,13 @@ class ResolveIncident:
                 continue
             await workflow.execute_activity_method(
                 ClusterPort.evict,
-                EvictOrder(info, self._record.incident, decision.reason),
+                EvictOrder(info, self._story.record.incident, decision.reason),
                 **options.EVICT.config(f"evict {machine}: {decision.reason}"),
             )
             self._vacant.append(slot)
             self._evictions.append((workflow.now().timestamp(), machine))
-            self._tell(f"rung evict: {machine} taken out of slot {slot}", None)
-        self._record = replace(self._record, evicted=(*self._record.evicted, *decision.machines))
+            self._story.tell(f"{machine} is out of slot {slot}")
+        self._story.change(evicted=(*self._story.record.evicted, *decision.machines))
 
     async def _restart_in_place(self) -> bool:
         """Fill the slots, restore, start, and wait for a new step; False when that failed."""
@@ -239,30 +227,28 @@ class ResolveIncident:
         plan = plan_restore(self._stopped, slots, self._job.spec.layout(), self._backup)
         if plan.missing:
             gone = "; ".join(f"rank {r}: {text}" for r, text in sorted(plan.missing.items()))
-            self._tell(f"no copy left of some shards ({gone})", None)
+            self._story.tell(f"no copy left of some shards ({gone})")
             if self._job.spec.checkpoint.when_all_copies_lost == "hold":
                 await self._hold(
                     f"{gone}. To start from what the script itself finds: everstep incident "
-                    f"approve {self._record.incident}",
+                    f"approve {self._story.record.incident}",
                     lambda: self._approved,
                 )
         attempt = self._assignment.attempt + 1
         self._assignment = replace(self._assignment, attempt=attempt)
-        self._record = replace(
-            self._record,
+        self._story.change(
             attempt_after=attempt,
             restored_step=plan.step,
-            lost_steps=max(0, (self._record.failed_step or 0) - plan.step),
         )
         await self._tell_job("assigned", self._assignment)
         try:
             if any(plan.pulls.values()):
                 await self._unless_overtaken(restart.restore(self._job, self._assignment, plan))
-                self._tell(f"memory restored to step {plan.step} from other machines", None)
+                self._story.tell(f"memory restored to step {plan.step} from other machines")
             await self._unless_overtaken(
                 restart.start(self._job, self._assignment, self._backup, plan.step)
             )
-            self._tell(f"attempt {attempt} started from step {plan.step}", None)
+            self._story.tell(f"attempt {attempt} started from step {plan.step}")
             return await self._first_step(plan.step + 1)
         except restart.MachinesRefusedError as error:
             for refusal in error.refusals:
@@ -270,7 +256,7 @@ class ResolveIncident:
         except ActivityError as error:
             self._raise_own(Symptom.JOB_HANG, None, f"no new step: {restart.why(error)}")
         except OvertakenError:
-            self._tell("overtaken by newer evidence", None)
+            self._story.tell("overtaken by newer evidence")
         self._restarts_without_progress += 1
         return False
 
@@ -281,7 +267,7 @@ class ResolveIncident:
             slots = restart.ranks_text(self._vacant)
             await self._hold(
                 f"{lacking} machine{'s' if lacking > 1 else ''} missing for slot {slots} "
-                f"(evicted: {', '.join(self._record.evicted)}; no standby is left). "
+                f"(evicted: {', '.join(self._story.record.evicted)}; no standby is left). "
                 f"Add one: everstep machine add",
                 lambda: len(self._waiting()) >= len(self._vacant),
             )
@@ -290,10 +276,8 @@ class ResolveIncident:
             taken = self._waiting()[0]
             self._pool = [known for known in self._pool if known.machine != taken.machine]
             slots_now[slot] = taken
-            self._tell(f"standby {taken.machine} takes slot {slot}", None)
-            self._record = replace(
-                self._record, replacements=(*self._record.replacements, taken.machine)
-            )
+            self._story.tell(f"standby {taken.machine} takes slot {slot}")
+            self._story.change(replacements=(*self._story.record.replacements, taken.machine))
         self._vacant = []
         self._assignment = replace(self._assignment, slots=tuple(slots_now))
 
@@ -310,17 +294,19 @@ class ResolveIncident:
             or_finished=True,
         )
         at_s = workflow.now().timestamp() if seen is None else seen.at_s
-        self._record = replace(self._record, first_step_at_s=at_s)
+        record = self._story.record
+        redone = max(0, (record.failed_step or 0) - (record.restored_step or 0))
+        self._story.change(first_step_at_s=at_s, lost_steps=record.lost_steps + redone)
         self._restarts_without_progress = 0
         what = "the job finished" if seen is None else f"step {step} finished by all ranks"
-        self._tell(f"{what}: training again", at_s)
+        self._story.tell(f"{what}: training again", at_s)
         return True
 
     async def _probation(self) -> list[Alert] | None:
         """Stay until training has proved stable; None when the failure may have come back."""
         policy = self._job.spec.ladder
-        await self._archive()
-        goal = max(self._record.failed_step or 0, self._record.restored_step or 0)
+        await self._story.archive()
+        goal = max(self._story.record.failed_step or 0, self._story.record.restored_step or 0)
         goal += policy.probation_steps
 
         async def stable() -> None:
@@ -340,7 +326,7 @@ class ResolveIncident:
         try:
             await self._unless_overtaken(stable(), or_finished=True)
         except OvertakenError:
-            self._tell("failed again during probation", None)
+            self._story.tell("failed again during probation")
             return None
         except ActivityError as error:
             self._raise_own(Symptom.JOB_HANG, None, f"no step: {restart.why(error)}")
@@ -348,19 +334,14 @@ class ResolveIncident:
         return []
 
     async def _close(self, leftover: list[Alert]) -> IncidentResult:
-        self._tell(
-            "closed: training is stable" if not leftover else "closed: another failure", None
+        stable = self._story.record.first_step_at_s is not None
+        self._story.closed(
+            Outcome.RECOVERED if stable else Outcome.FAILED,
+            "closed: another failure begins" if leftover else "closed: training is stable",
         )
-        self._record = replace(
-            self._record, outcome=Outcome.RECOVERED, closed_at_s=workflow.now().timestamp()
-        )
-        if self._record.first_step_at_s is None:
-            self._record = replace(self._record, outcome=Outcome.FAILED)
-        workflow.upsert_search_attributes(story.stands(self._record.outcome))
-        workflow.set_current_details(story.details(self._record))
-        await self._archive()
+        await self._story.archive()
         result = IncidentResult(
-            record=self._record,
+            record=self._story.record,
             assignment=self._assignment,
             evictions=tuple(self._evictions),
             leftover=tuple(leftover),
@@ -371,20 +352,16 @@ class ResolveIncident:
 
     # --- Smaller parts ---------------------------------------------------------------------------
 
-    async def _hold(self, missing: str, satisfied: Any) -> None:
+    async def _hold(self, missing: str, satisfied: Callable[[], bool]) -> None:
         """Wait for a person or a machine, saying for what; newer evidence overtakes the wait."""
         if satisfied():
             return
-        self._record = replace(self._record, outcome=Outcome.HELD, missing=missing)
-        self._tell(f"held: {missing}", None)
-        workflow.upsert_search_attributes(story.stands(Outcome.HELD))
-        await self._archive()
+        self._story.held(missing)
+        await self._story.archive()
         await workflow.wait_condition(lambda: satisfied() or self._overtaken())
-        self._record = replace(self._record, outcome=Outcome.OPEN, missing="")
-        workflow.upsert_search_attributes(story.stands(Outcome.OPEN))
+        self._story.goes_on()
         if not satisfied():
             raise OvertakenError
-        self._tell("goes on", None)
 
     async def _unless_overtaken(
         self, work: Coroutine[Any, Any, T], or_finished: bool = False
@@ -448,7 +425,7 @@ class ResolveIncident:
         self._inbox.append(
             Alert(Observer.CONTROLLER, symptom, now_s, detail, self._assignment.attempt, machine)
         )
-        self._tell(f"controller: {detail}", now_s)
+        self._story.tell(f"controller: {detail}", now_s)
 
     async def _tell_job(self, signal: str, value: Assignment | IncidentResult) -> None:
         """Signal the job; a job that is gone needs no telling."""
@@ -457,22 +434,6 @@ class ResolveIncident:
             await workflow.get_external_workflow_handle(job_id).signal(signal, value)
         except FailureError as error:
             workflow.logger.warning("could not signal %s to %s: %s", signal, job_id, error)
-
-    async def _archive(self) -> None:
-        """Keep the record outside Temporal, too; failing to is told and stops nothing."""
-        try:
-            await workflow.execute_activity_method(
-                ArchivePort.save_incident,
-                self._record,
-                **options.ARCHIVE.config("save the record"),
-            )
-        except ActivityError as error:
-            self._tell(f"the record could not be saved outside Temporal: {error.cause}", None)
-
-    def _tell(self, text: str, at_s: float | None) -> None:
-        entry = TimelineEntry(workflow.now().timestamp() if at_s is None else at_s, text)
-        self._record = replace(self._record, timeline=(*self._record.timeline, entry))
-        workflow.set_current_details(story.details(self._record))
 
 
 def _exits_of(

@@ -58,6 +58,7 @@ class RunJob:
     def __init__(self, job: JobInput, state: JobState | None = None) -> None:
         self._job = job
         self._state = state or JobState()
+        self._listening = self._state.active
 
     # --- What comes in ---------------------------------------------------------------------------
 
@@ -114,7 +115,7 @@ class RunJob:
         """The open incident is over; what it hands back becomes the job's state."""
         if self._state.active != result.record.incident:
             return
-        self._state.active = None
+        self._state.active = self._listening = None
         self._state.assignment = result.assignment
         self._state.evictions = [*self._state.evictions, *result.evictions]
         self._state.pending = [*result.leftover, *self._state.pending]
@@ -128,8 +129,8 @@ class RunJob:
             assignment=self._state.assignment,
             pool=tuple(self._state.pool),
             evicted=tuple(machine for _, machine in self._state.evictions),
-            incidents=self._state.incidents,
-            active_incident=self._state.active,
+            incidents=self._state.incidents - (1 if self._opening() else 0),
+            active_incident=self._listening,
         )
 
     # --- The life of a job -----------------------------------------------------------------------
@@ -230,6 +231,7 @@ class RunJob:
             search_attributes=story.incident_attributes(job, first.symptom),
             static_summary=f"{job}, incident {self._state.incidents}: {first.detail}",
         )
+        self._listening = self._state.active
 
     async def _forward_pending(self) -> None:
         alerts, self._state.pending = self._state.pending, []
@@ -237,6 +239,7 @@ class RunJob:
 
     async def _tell_incident(self, signal: str, value: MachineInfo | list[Alert] | None) -> None:
         """Signal the open incident, if there is one that still listens."""
+        await workflow.wait_condition(lambda: not self._opening())
         if self._state.active is None:
             return
         incident_id = names.incident_workflow_id(self._job.spec.name, self._state.active)
@@ -268,6 +271,10 @@ class RunJob:
         if self._state.assignment is None:
             return False
         return alert.attempt >= self._state.assignment.attempt
+
+    def _opening(self) -> bool:
+        """Whether an incident has been numbered but does not listen yet."""
+        return self._state.active != self._listening
 
     def _all_finished(self) -> bool:
         slots = self._slots()
