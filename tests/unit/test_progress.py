@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, strategies as st
+
+from everstep.core import ettr
+from everstep.core.model import StepSeen
+from everstep.core.progress import StepBoard
+
+
+def test_slowest_rank_counts() -> None:
+    board = StepBoard(2)
+    assert board.note(1, 0, 5, 10.0) is None
+    assert board.note(1, 1, 4, 10.1) == StepSeen(1, 4, 10.1)
+    assert board.note(1, 0, 6, 10.2) is None
+    assert board.note(1, 1, 6, 10.3) == StepSeen(1, 6, 10.3)
+
+
+def test_new_attempt_starts_afresh_and_old_reports_change_nothing() -> None:
+    board = StepBoard(2)
+    board.note(1, 0, 5, 1.0)
+    board.note(1, 1, 5, 1.0)
+    assert board.note(2, 0, 5, 2.0) is None
+    assert board.note(1, 1, 9, 2.1) is None
+    assert board.reached(2, 5) is None
+    assert board.note(2, 1, 5, 2.2) == StepSeen(2, 5, 2.2)
+    assert board.reached(2, 5) is not None
+    assert board.reached(1, 5) is None
+    assert board.reached(2, 6) is None
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 20)), max_size=80))
+def test_board_never_says_more_than_the_slowest_rank(reports: list[tuple[int, int]]) -> None:
+    board = StepBoard(4)
+    newest: dict[int, int] = {}
+    told: list[int] = []
+    for rank, step in reports:
+        newest[rank] = max(step, newest.get(rank, -1))
+        seen = board.note(1, rank, step, 0.0)
+        if seen is not None:
+            told.append(seen.step)
+            assert seen.step == min(newest.values())
+    assert told == sorted(set(told))
+
+
+def steps(*triples: tuple[int, int, float]) -> list[StepSeen]:
+    return [StepSeen(*triple) for triple in triples]
+
+
+def test_undisturbed_run_is_productive_but_for_its_start() -> None:
+    # Start-up takes 4 s, then steps of 1 s: the first step counts as one usual step.
+    meter = ettr.measure(steps((1, 1, 5.0), (1, 2, 6.0), (1, 3, 7.0)), 0.0, 7.0)
+    assert (meter.wall_s, meter.productive_s, meter.redone_s) == (7.0, 3.0, 0.0)
+    assert meter.ratio == pytest.approx(3 / 7)
+
+
+def test_redone_step_and_recovery_are_lost() -> None:
+    # Steps 1-3 at 1 s; a fault after 3; restart from 2 at t=10: step 3 is redone, step 4 is new.
+    seen = steps((1, 1, 1.0), (1, 2, 2.0), (1, 3, 3.0), (2, 3, 10.0), (2, 4, 11.0))
+    meter = ettr.measure(seen, 0.0, 11.0)
+    assert (meter.productive_s, meter.redone_s) == (4.0, 1.0)
+    assert meter.lost_s == 7.0
+
+
+def test_nothing_seen_is_nothing_productive() -> None:
+    assert ettr.measure([], 0.0, 10.0).ratio == 0.0
+    assert ettr.measure([], 5.0, 5.0).ratio == 0.0
