@@ -1,0 +1,111 @@
+"""Names that cross a process are compatibility data: changing one is a migration."""
+
+from __future__ import annotations
+
+import inspect
+from abc import ABC
+
+from temporalio import activity, workflow
+
+from everstep.activities import analysis, archive, local_cluster, machine
+from everstep.core import names
+from everstep.workflows import ports, story
+from everstep.workflows.incident import ResolveIncident
+from everstep.workflows.job import RunJob
+
+IMPLEMENTATIONS = {
+    ports.MachinePort: machine.MachineActivities,
+    ports.ClusterPort: local_cluster.LocalCluster,
+    ports.AnalysisPort: analysis.AnalysisActivities,
+    ports.ArchivePort: archive.FileArchive,
+}
+
+
+def activity_names(owner: type) -> dict[str, str]:
+    """Method name to activity name."""
+    found: dict[str, str] = {}
+    for method, function in inspect.getmembers(owner, inspect.isfunction):
+        definition = getattr(function, "__temporal_activity_definition", None)
+        if definition is not None:
+            found[method] = definition.name
+    return found
+
+
+def test_every_port_is_implemented_under_its_own_names() -> None:
+    declared = [
+        port
+        for _, port in inspect.getmembers(ports, inspect.isclass)
+        if issubclass(port, ABC) and port.__module__ == ports.__name__
+    ]
+    assert set(declared) == set(IMPLEMENTATIONS)
+    for port, implementation in IMPLEMENTATIONS.items():
+        assert issubclass(implementation, port)
+        assert activity_names(implementation) == activity_names(port) != {}
+
+
+def test_activity_names_are_pinned() -> None:
+    found = sorted(n for port in IMPLEMENTATIONS for n in activity_names(port).values())
+    assert found == [
+        "analysis.await_step",
+        "archive.save_incident",
+        "cluster.evict",
+        "machine.restore",
+        "machine.start",
+        "machine.stop",
+    ]
+
+
+def test_every_activity_says_what_a_caller_must_know() -> None:
+    for implementation in IMPLEMENTATIONS.values():
+        for method in activity_names(implementation):
+            text = inspect.getdoc(getattr(implementation, method)) or ""
+            for heading in ("Effect:", "Idempotent by:", "Heartbeats:", "Gives up when:"):
+                assert heading in text, f"{implementation.__name__}.{method} lacks {heading}"
+
+
+def test_workflow_signal_and_query_names_are_pinned() -> None:
+    def handlers(owner: type) -> dict[str, list[str]]:
+        definition = getattr(owner, "__temporal_workflow_definition")
+        return {
+            "name": [definition.name],
+            "signals": sorted(definition.signals),
+            "queries": sorted(definition.queries),
+        }
+
+    assert handlers(RunJob) == {
+        "name": ["RunJob"],
+        "signals": [
+            "assigned",
+            "incident_closed",
+            "machine_joined",
+            "ranks_finished",
+            "report_alerts",
+        ],
+        "queries": ["status"],
+    }
+    assert handlers(ResolveIncident) == {
+        "name": ["ResolveIncident"],
+        "signals": ["alerts", "approve", "job_finished", "machine_joined"],
+        "queries": ["record"],
+    }
+
+
+def test_queue_and_workflow_ids_are_pinned() -> None:
+    assert names.CONTROLLER_QUEUE == "everstep.controller"
+    assert names.machine_queue("j", "m1") == "everstep.machine.j.m1"
+    assert names.analyzer_queue("j") == "everstep.analyzer.j"
+    assert names.job_workflow_id("j") == "job/j"
+    assert names.incident_workflow_id("j", 2) == "incident/j/2"
+    assert story.ALL_KEYS == {
+        "EverstepJob": "Keyword",
+        "EverstepSymptom": "Keyword",
+        "EverstepRung": "Keyword",
+        "EverstepOutcome": "Keyword",
+        "EverstepMachine": "KeywordList",
+    }
+
+
+def test_sdk_still_marks_definitions_as_this_file_reads_them() -> None:
+    assert activity.defn
+    assert workflow.defn
+    assert activity_names(ports.ArchivePort)
