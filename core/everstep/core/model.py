@@ -138,6 +138,11 @@ class Alert:
     rank: int | None = None
     rank_exit: RankExit | None = None
 
+    @property
+    def key(self) -> str:
+        """Two alerts with one key are evidence of the same thing from the same place."""
+        return f"{self.symptom}/{self.attempt}/{self.machine}/{self.rank}"
+
 
 @dataclass(frozen=True, slots=True)
 class ShardCopy:

@@ -122,16 +122,16 @@ class ResolveIncident:
     async def run(self, given: IncidentInput) -> IncidentResult:
         """Climb until training is stable again."""
         workflow.set_current_details(story.details(self._story.record))
-        leftover: list[Alert] | None = None
-        while leftover is None:
+        over = False
+        while not over:
             try:
-                leftover = await self._round()
+                over = await self._round()
             except OvertakenError:
                 continue
-        return await self._close(leftover)
+        return await self._close()
 
-    async def _round(self) -> list[Alert] | None:
-        """One round; None when another is needed, else the alerts of a failure not of this kind."""
+    async def _round(self) -> bool:
+        """One round; true when the incident is over, false when another round is needed."""
         await workflow.sleep(
             timedelta(seconds=self._job.spec.ladder.evidence_window_s),
             summary="let the evidence settle",
@@ -140,11 +140,13 @@ class ResolveIncident:
         self._round_from = self._judged
         finding = await self._stop_and_classify()
         if recovered and not evidence.same_failure(finding, self._story.record.finding):
-            return self._inbox[self._round_from :]
+            # An incident of its own: what led to it goes back to the job.
+            self._judged = self._round_from
+            return True
         self._story.change(finding=finding, first_step_at_s=None)
         await self._climb(finding)
         if not await self._restart_in_place():
-            return None
+            return False
         return await self._probation()
 
     async def _stop_and_classify(self) -> Finding:
@@ -302,8 +304,8 @@ class ResolveIncident:
         self._story.tell(f"{what}: training again", at_s)
         return True
 
-    async def _probation(self) -> list[Alert] | None:
-        """Stay until training has proved stable; None when the failure may have come back."""
+    async def _probation(self) -> bool:
+        """Stay until training has proved stable; false when the failure may have come back."""
         policy = self._job.spec.ladder
         await self._story.archive()
         goal = max(self._story.record.failed_step or 0, self._story.record.restored_step or 0)
@@ -327,24 +329,24 @@ class ResolveIncident:
             await self._unless_overtaken(stable(), or_finished=True)
         except OvertakenError:
             self._story.tell("failed again during probation")
-            return None
+            return False
         except ActivityError as error:
             self._raise_own(Symptom.JOB_HANG, None, f"no step: {restart.why(error)}")
-            return None
-        return []
+            return False
+        return True
 
-    async def _close(self, leftover: list[Alert]) -> IncidentResult:
+    async def _close(self) -> IncidentResult:
         stable = self._story.record.first_step_at_s is not None
         self._story.closed(
             Outcome.RECOVERED if stable else Outcome.FAILED,
-            "closed: another failure begins" if leftover else "closed: training is stable",
+            "closed: another failure begins" if self._unsettled() else "closed: training is stable",
         )
         await self._story.archive()
         result = IncidentResult(
             record=self._story.record,
             assignment=self._assignment,
             evictions=tuple(self._evictions),
-            leftover=tuple(leftover),
+            settled=tuple(alert.key for alert in self._inbox[: self._judged]),
         )
         await self._tell_job("incident_closed", result)
         await workflow.wait_condition(workflow.all_handlers_finished)
@@ -380,7 +382,10 @@ class ResolveIncident:
         return None
 
     def _overtaken(self) -> bool:
-        return any(self._matters(alert) for alert in self._inbox[self._judged :])
+        return any(self._matters(alert) for alert in self._unsettled())
+
+    def _unsettled(self) -> list[Alert]:
+        return self._inbox[self._judged :]
 
     def _matters(self, alert: Alert) -> bool:
         """Whether an alert concerns what runs now, and not what has been stopped already."""

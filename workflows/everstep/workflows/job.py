@@ -66,10 +66,9 @@ class RunJob:
     def report_alerts(self, alerts: list[Alert]) -> None:
         """Evidence from an observer; duplicates and what concerns older attempts are dropped."""
         for alert in alerts:
-            key = _key(alert)
-            if key in self._state.recent_keys or not self._concerns_us(alert):
+            if alert.key in self._state.recent_keys or not self._concerns_us(alert):
                 continue
-            self._state.recent_keys = [*self._state.recent_keys, key][-MAX_RECENT_KEYS:]
+            self._state.recent_keys = [*self._state.recent_keys, alert.key][-MAX_RECENT_KEYS:]
             self._state.pending.append(alert)
 
     @workflow.signal
@@ -118,7 +117,9 @@ class RunJob:
         self._state.active = self._listening = None
         self._state.assignment = result.assignment
         self._state.evictions = [*self._state.evictions, *result.evictions]
-        self._state.pending = [*result.leftover, *self._state.pending]
+        unsettled = [alert for alert in self._state.handed if alert.key not in result.settled]
+        self._state.pending = [*unsettled, *self._state.pending]
+        self._state.handed = []
 
     @workflow.query
     def status(self) -> JobStatus:
@@ -206,13 +207,14 @@ class RunJob:
     async def _open_incident(self) -> None:
         assignment = self._state.assignment
         assert assignment is not None  # noqa: S101 - alerts are taken only after the first start
-        # What was forwarded in vain to the last incident may be about what that one dealt with.
+        # What an incident did not settle may be about what it has replaced in the meantime.
         alerts = tuple(alert for alert in self._state.pending if self._concerns_us(alert))
         self._state.pending = []
         if not alerts:
             return
         self._state.incidents += 1
         self._state.active = self._state.incidents
+        self._state.handed = list(alerts)
         first = min(alerts, key=lambda alert: alert.at_s)
         job = self._job.spec.name
         await workflow.start_child_workflow(
@@ -235,6 +237,7 @@ class RunJob:
 
     async def _forward_pending(self) -> None:
         alerts, self._state.pending = self._state.pending, []
+        self._state.handed += alerts
         await self._tell_incident("alerts", alerts)
 
     async def _tell_incident(self, signal: str, value: MachineInfo | list[Alert] | None) -> None:
@@ -247,11 +250,8 @@ class RunJob:
         try:
             await handle.signal(signal, args=[] if value is None else [value])
         except FailureError as error:
-            # Its "closed" signal is on its way; alerts that it did not take open the next one.
+            # It is over, and says so any moment; alerts that it did not settle open the next one.
             workflow.logger.warning("could not signal %s to %s: %s", signal, incident_id, error)
-            if isinstance(value, list):
-                self._state.pending = [*value, *self._state.pending]
-                await workflow.wait_condition(lambda: self._state.active is None)
 
     # --- Questions about the state ---------------------------------------------------------------
 
@@ -295,11 +295,6 @@ class RunJob:
         if self._state.active is not None:
             return f"incident {self._state.active} open"
         return "finished" if self._all_finished() else "training"
-
-
-def _key(alert: Alert) -> str:
-    """Two alerts with one key are evidence of the same thing from the same place."""
-    return f"{alert.symptom}/{alert.attempt}/{alert.machine}/{alert.rank}"
 
 
 def _own_alert(symptom: Symptom, attempt: int, machine: str | None, detail: str) -> Alert:

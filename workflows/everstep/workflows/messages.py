@@ -33,7 +33,8 @@ class JobState:
         evictions: When (Unix seconds) which machine was evicted, in order.
         incidents: Number of incidents opened so far.
         active: Number of the open incident, or None.
-        pending: Alerts that no incident has taken yet.
+        pending: Alerts that no incident has been handed yet.
+        handed: Alerts that the open incident was handed; those that came too late to it stay ours.
         recent_keys: Keys of alerts already taken, oldest first, bounded.
         finished: Machines whose ranks all ended well in this attempt, in order of their reports.
         started_at_s: When the job was first started.
@@ -45,6 +46,7 @@ class JobState:
     incidents: int = 0
     active: int | None = None
     pending: list[Alert] = field(default_factory=list[Alert])
+    handed: list[Alert] = field(default_factory=list[Alert])
     recent_keys: list[str] = field(default_factory=list[str])
     finished: list[str] = field(default_factory=list[str])
     started_at_s: float | None = None
@@ -103,13 +105,13 @@ class IncidentResult:
         record: The record, also the workflow's result.
         assignment: Who holds which slot now.
         evictions: Evictions by this incident.
-        leftover: Alerts of another failure that came during probation.
+        settled: Keys of the alerts that it dealt with; the job takes up all others again.
     """
 
     record: IncidentRecord
     assignment: Assignment
     evictions: tuple[tuple[float, str], ...]
-    leftover: tuple[Alert, ...]
+    settled: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
