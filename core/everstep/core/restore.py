@@ -1,0 +1,155 @@
+"""From which step to restart, and who fetches which shard from whom.
+
+Called by the recovery after every machine has stopped and reported what its memory holds. Only
+machines of the new assignment count: whatever an evicted machine still holds is not asked for.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from everstep.core.groups import Layout
+from everstep.core.model import FROM_THE_BEGINNING, MachineInfo, MachineReport, Pull
+from everstep.core.placement import BackupPlan
+
+
+@dataclass(frozen=True, slots=True)
+class RestorePlan:
+    """How to restart.
+
+    Attributes:
+        step: Newest step of which every rank's shard is in some assigned machine's memory, or
+            FROM_THE_BEGINNING when there is none.
+        pulls: What each machine fetches, by its name and then by rank; machines that hold all
+            they must at `step` are left out.
+        missing: For each rank that stands in the way of a restart from memory the reason. Empty
+            when `step` is a real one, and when nobody holds anything, as at the first start.
+    """
+
+    step: int
+    pulls: Mapping[str, tuple[Pull, ...]]
+    missing: Mapping[int, str]
+
+
+def plan_restore(
+    reports: Iterable[MachineReport],
+    slots: Sequence[MachineInfo],
+    layout: Layout,
+    backup: BackupPlan,
+) -> RestorePlan:
+    """Chooses the newest step that all ranks can get, and the fewest transfers that lead there.
+
+    At that step each machine must hold the shards of its own ranks, and of those whose backup it
+    keeps under the new assignment. What it lacks it pulls from the rank's own machine if that has
+    it, else from the holder that has been asked for least so far.
+
+    Args:
+        reports: What the machines hold; those of machines outside `slots` are ignored.
+        slots: The new assignment: machines by slot.
+        layout: The job's ranks.
+        backup: Who keeps whose copy.
+
+    Raises:
+        ValueError: The number of slots is not that of the layout's machines.
+    """
+    if len(slots) != layout.num_machines:
+        raise ValueError(f"{len(slots)} slots for {layout.num_machines} machines")
+    held = _Held(reports, slots)
+    common = held.steps(0).intersection(*map(held.steps, range(layout.world_size)))
+    if common:
+        step = max(common)
+        return RestorePlan(step, _pulls(step, held, slots, layout, backup), {})
+    return RestorePlan(FROM_THE_BEGINNING, {}, _missing(held, slots, layout, backup))
+
+
+class _Held:
+    """Which slots hold which step of a rank's state."""
+
+    def __init__(self, reports: Iterable[MachineReport], slots: Sequence[MachineInfo]) -> None:
+        slot_of = {info.machine: slot for slot, info in enumerate(slots)}
+        self._slots: dict[int, dict[int, set[int]]] = {}
+        for report in reports:
+            if report.machine in slot_of:
+                for copy in report.copies:
+                    self._add(copy.rank, copy.steps, slot_of[report.machine])
+
+    def _add(self, rank: int, steps: Iterable[int], slot: int) -> None:
+        by_step = self._slots.setdefault(rank, {})
+        for step in steps:
+            # The state before the first step is what a script makes by itself.
+            if step > FROM_THE_BEGINNING:
+                by_step.setdefault(step, set()).add(slot)
+
+    def steps(self, rank: int) -> set[int]:
+        return set(self._slots.get(rank, {}))
+
+    def at(self, rank: int, step: int) -> list[int]:
+        """The slots that hold this step, ascending."""
+        return sorted(self._slots.get(rank, {}).get(step, ()))
+
+
+def _pulls(
+    step: int,
+    held: _Held,
+    slots: Sequence[MachineInfo],
+    layout: Layout,
+    backup: BackupPlan,
+) -> dict[str, tuple[Pull, ...]]:
+    asked: Counter[int] = Counter()
+    pulls: dict[str, tuple[Pull, ...]] = {}
+    for slot, wanted in enumerate(_wanted(layout, backup)):
+        found: list[Pull] = []
+        for rank in wanted:
+            sources = held.at(rank, step)
+            if slot in sources:
+                continue
+            own = layout.machine_of(rank)
+            source = own if own in sources else min(sources, key=lambda at: (asked[at], at))
+            asked[source] += 1
+            info = slots[source]
+            found.append(Pull(rank, info.machine, info.host, info.transfer_port))
+        if found:
+            pulls[slots[slot].machine] = tuple(found)
+    return pulls
+
+
+def _wanted(layout: Layout, backup: BackupPlan) -> list[list[int]]:
+    """For each slot the ranks whose shards it must hold, ascending."""
+    wanted = [list(layout.ranks_of(slot)) for slot in range(layout.num_machines)]
+    for rank, holder in backup.holder.items():
+        wanted[layout.machine_of(holder)].append(rank)
+    return [sorted(ranks) for ranks in wanted]
+
+
+def _missing(
+    held: _Held, slots: Sequence[MachineInfo], layout: Layout, backup: BackupPlan
+) -> dict[int, str]:
+    steps = {rank: held.steps(rank) for rank in range(layout.world_size)}
+    if not any(steps.values()):
+        return {}
+    lost = [rank for rank, of_rank in steps.items() if not of_rank]
+    if lost:
+        return {rank: _no_copy(rank, slots, layout, backup) for rank in lost}
+    # Every rank has something, but no step is whole: name those that lack the best one.
+    votes = Counter(step for of_rank in steps.values() for step in of_rank)
+    best = max(votes, key=lambda step: (votes[step], step))
+    others = f"while {votes[best]} other ranks have step {best}"
+    return {
+        rank: f"its copies are of step {', '.join(map(str, sorted(of_rank)))}, {others}"
+        for rank, of_rank in steps.items()
+        if best not in of_rank
+    }
+
+
+def _no_copy(rank: int, slots: Sequence[MachineInfo], layout: Layout, backup: BackupPlan) -> str:
+    own = layout.machine_of(rank)
+    places = f"its own machine (slot {own}, now {slots[own].machine})"
+    if rank not in backup.holder:
+        return f"no copy: {places} holds none, and it has no backup: {backup.unprotected[rank]}"
+    keeper = layout.machine_of(backup.holder[rank])
+    return (
+        f"no copy: neither {places} nor its backup's"
+        f" (slot {keeper}, now {slots[keeper].machine}) holds one"
+    )

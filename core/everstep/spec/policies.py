@@ -1,0 +1,245 @@
+"""The parts of a job spec: what runs, how it is cut up, and how Everstep treats it.
+
+Each field carries its line of documentation as its description.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self, cast
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    field_validator,
+    model_validator,
+)
+
+from everstep.core.groups import KINDS
+from everstep.spec.problems import did_you_mean, relation_error, shown
+
+PAPER_FAILURE_RATE_PER_DAY = 0.0012
+"""What the standby counts of the paper's Table 5 follow from."""
+
+PAPER_QUANTILE = 0.99
+
+
+class SpecPart(BaseModel):
+    """Base of everything people write: immutable, no unknown fields, no silent conversions."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class CodeSource(SpecPart):
+    """Where the code comes from."""
+
+    directory: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Folder of the code, relative to the spec file's folder.",
+    )
+    git: str | None = Field(default=None, min_length=1, description="Address of a git repository.")
+    ref: str | None = Field(
+        default=None, min_length=1, description="Branch, tag or commit of `git`."
+    )
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> Self:
+        if (self.directory is None) == (self.git is None):
+            given = "both directory and git are given" if self.git else "nothing is given"
+            raise relation_error("", given, "Give {directory: PATH} or {git: URL, ref: REF}")
+        if (self.git is None) != (self.ref is None):
+            absent = "git" if self.git is None else "ref"
+            raise relation_error(absent, "is missing", "git and ref go together")
+        return self
+
+
+class Parallelism(SpecPart):
+    """How the ranks are cut into parallel groups."""
+
+    tp: PositiveInt = Field(default=1, description="Tensor parallel size.")
+    cp: PositiveInt = Field(default=1, description="Context parallel size.")
+    ep: PositiveInt = Field(
+        default=1, description="Expert parallel size, as a dimension of its own beside dp."
+    )
+    dp: PositiveInt = Field(default=1, description="Data parallel size.")
+    pp: PositiveInt = Field(default=1, description="Pipeline parallel size.")
+    order: str = Field(
+        default="-".join(KINDS),
+        description="Dimensions by how fast they vary with the rank, fastest first.",
+    )
+
+    @field_validator("order")
+    @classmethod
+    def _known_dimensions(cls, order: str) -> str:
+        names = order.split("-")
+        for name in names:
+            if name not in KINDS:
+                raise relation_error(
+                    "",
+                    f"{shown(name)} in {shown(order)} is not a dimension",
+                    did_you_mean(name, KINDS),
+                )
+            if names.count(name) > 1:
+                raise relation_error("", f"{shown(order)} names {name} twice", "Name it once")
+        return order
+
+    @model_validator(mode="after")
+    def _nothing_left_out(self) -> Self:
+        for kind, size in self.sizes().items():
+            if size > 1 and kind not in self.dimensions():
+                raise relation_error(
+                    "order",
+                    f"{shown(self.order)} leaves out {kind}, which is {size}",
+                    f"Add it, such as {self.order}-{kind}",
+                )
+        return self
+
+    def dimensions(self) -> tuple[str, ...]:
+        """The dimensions that `order` names, fastest first."""
+        return tuple(self.order.split("-"))
+
+    def text(self) -> str:
+        """One line for the ranks' environment: `tp=2,pp=2,dp=2;order=tp-pp-dp`."""
+        sizes = self.sizes()
+        named = ",".join(f"{kind}={sizes[kind]}" for kind in self.dimensions())
+        return f"{named};order={self.order}"
+
+    def sizes(self) -> dict[str, int]:
+        """The size of every dimension."""
+        return {"tp": self.tp, "cp": self.cp, "ep": self.ep, "dp": self.dp, "pp": self.pp}
+
+
+class Standby(SpecPart):
+    """How many machines are kept warm: a number, or what it follows from."""
+
+    count: int | None = Field(default=None, ge=0, description="Number of standby machines.")
+    failure_rate_per_day: float | None = Field(
+        default=None,
+        ge=0,
+        le=1,
+        description=(
+            "Probability that a machine fails within a day"
+            f" ({PAPER_FAILURE_RATE_PER_DAY} unless count is given)."
+        ),
+    )
+    quantile: float | None = Field(
+        default=None,
+        gt=0,
+        lt=1,
+        description=(
+            f"Share of days on which the standbys suffice ({PAPER_QUANTILE} unless count is given)."
+        ),
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in(cls, given: Any) -> Any:
+        # Filled in here and not by defaults, so that a spec survives being sent and read again.
+        if not isinstance(given, Mapping) or "count" in given:
+            return given  # pyright: ignore[reportUnknownVariableType] - validated next
+        paper = {"failure_rate_per_day": PAPER_FAILURE_RATE_PER_DAY, "quantile": PAPER_QUANTILE}
+        return {**paper, **cast("Mapping[str, Any]", given)}
+
+    @model_validator(mode="after")
+    def _either_or(self) -> Self:
+        rule = (self.failure_rate_per_day, self.quantile)
+        if self.count is not None and rule != (None, None):
+            raise relation_error(
+                "count",
+                f"{self.count} is given beside failure_rate_per_day or quantile",
+                "Give {count: N} alone, or leave it out",
+            )
+        if self.count is None and None in rule:
+            raise relation_error(
+                "",
+                "neither a count nor a whole rule is given",
+                "Give {count: N} or {failure_rate_per_day: P, quantile: Q}",
+            )
+        return self
+
+
+class Checkpoint(SpecPart):
+    """What happens with the state that ranks save in memory."""
+
+    backup: bool = Field(
+        default=True, description="Whether another machine keeps a copy of each shard."
+    )
+    backup_timeout_s: PositiveFloat = Field(
+        default=10.0, description="Seconds after which a copy that has not arrived is given up."
+    )
+    when_all_copies_lost: Literal["restart", "hold"] = Field(
+        default="restart",
+        description="Start from the beginning, or hold for a person, when a shard is lost.",
+    )
+
+
+class Detection(SpecPart):
+    """How soon silence counts as a loss."""
+
+    heartbeat_interval_s: PositiveFloat = Field(
+        default=0.5, description="Seconds between two heartbeats of an agent."
+    )
+    agent_lost_after_s: PositiveFloat = Field(
+        default=3.0, description="Seconds without a heartbeat after which an agent counts as lost."
+    )
+    reconnect_grace_s: NonNegativeFloat = Field(
+        default=0.3,
+        description="Seconds that an agent has to come back when its connection closed.",
+    )
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if not self.heartbeat_interval_s * 2 < self.agent_lost_after_s:
+            raise relation_error(
+                "heartbeat_interval_s",
+                f"twice {self.heartbeat_interval_s} is not below agent_lost_after_s"
+                f" {self.agent_lost_after_s}, so one late heartbeat would cost a machine",
+                "Lower heartbeat_interval_s or raise agent_lost_after_s",
+            )
+        if not self.reconnect_grace_s < self.agent_lost_after_s:
+            raise relation_error(
+                "reconnect_grace_s",
+                f"{self.reconnect_grace_s} is not below agent_lost_after_s"
+                f" {self.agent_lost_after_s}",
+                "Lower reconnect_grace_s or raise agent_lost_after_s",
+            )
+        return self
+
+
+class Ladder(SpecPart):
+    """How an incident climbs, and when it is over."""
+
+    evidence_window_s: NonNegativeFloat = Field(
+        default=0.2, description="Seconds of collecting evidence before a rung is chosen."
+    )
+    probation_steps: PositiveInt = Field(
+        default=5, description="Healthy steps past the failed one that close an incident."
+    )
+    probation_s: NonNegativeFloat = Field(
+        default=10.0, description="Seconds of healthy training that close an incident."
+    )
+    first_step_timeout_s: PositiveFloat = Field(
+        default=600.0,
+        description="Seconds from the start of the ranks to their first step at most.",
+    )
+    max_restarts_without_progress: PositiveInt = Field(
+        default=3,
+        description="Restarts in a row that may bring no new step before a person is asked.",
+    )
+
+
+class Safety(SpecPart):
+    """How much Everstep may evict without asking."""
+
+    max_evicted_ratio: Annotated[float, Field(gt=0, le=1)] = Field(
+        default=0.5,
+        description="Share of the job's machines that may be evicted within the window.",
+    )
+    window_s: PositiveFloat = Field(
+        default=86_400.0, description="Length in seconds of the sliding window of evictions."
+    )

@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from everstep.cli.plan import plan, plan_command
+from everstep.spec.job import JobSpec
+
+
+def job(machines: int, gpus: int, parallelism: dict[str, Any], **more: Any) -> JobSpec:
+    return JobSpec.model_validate(
+        {
+            "name": "gpt-demo",
+            "command": ["python", "-c", "pass"],
+            "code": {"directory": "."},
+            "machines": machines,
+            "gpus_per_machine": gpus,
+            "parallelism": parallelism,
+            **more,
+        }
+    )
+
+
+FIG_9 = job(8, 2, {"tp": 2, "pp": 4, "dp": 2, "order": "tp-pp-dp"}, standby={"count": 1})
+PRODUCTION = job(1200, 8, {"tp": 8, "pp": 8, "dp": 150, "order": "tp-pp-dp"})
+
+
+def run(tmp_path: Path, spec: JobSpec, *options: str) -> Result:
+    path = tmp_path / "job.yaml"
+    # JSON is YAML.
+    path.write_text(spec.model_dump_json(exclude_none=True))
+    app = typer.Typer()
+    app.command()(plan_command)
+    return CliRunner().invoke(app, [str(path), *options])
+
+
+def test_json_of_figure_9(tmp_path: Path) -> None:
+    result = run(tmp_path, FIG_9, "--json")
+    assert result.exit_code == 0
+    found = json.loads(result.stdout)
+    assert found == plan(FIG_9)
+    assert set(found) == {"machines", "ranks", "groups", "backup", "unprotected", "standby"}
+    assert found["machines"][4] == {"machine": 4, "ranks": [8, 9]}
+    assert found["ranks"][9] == {
+        "rank": 9,
+        "machine": 4,
+        "coordinates": {"tp": 1, "pp": 0, "dp": 1},
+    }
+    assert found["groups"]["pp"][2] == [8, 10, 12, 14]
+    assert set(found["groups"]) == {"tp", "pp", "dp"}
+    assert [found["backup"][str(rank)] for rank in (8, 9, 2, 3)] == [2, 3, 8, 9]
+    assert len(found["backup"]) == 16
+    assert found["unprotected"] == {}
+    assert found["standby"]["count"] == 1
+
+
+def test_json_shows_other_dimensions_only_when_they_are_used() -> None:
+    found = plan(job(2, 2, {"cp": 2, "dp": 2}))
+    assert set(found["groups"]) == {"tp", "cp", "dp", "pp"}
+    assert found["groups"]["tp"] == [[0], [1], [2], [3]]
+    assert found["ranks"][3]["coordinates"] == {"tp": 0, "cp": 1, "dp": 1, "pp": 0}
+
+
+def test_json_says_why_a_rank_is_unprotected() -> None:
+    found = plan(job(1, 2, {"tp": 2}))
+    assert found["backup"] == {}
+    assert set(found["unprotected"]) == {"0", "1"}
+    assert "one machine" in found["unprotected"]["0"]
+
+
+def test_standby_rule() -> None:
+    standby = plan(PRODUCTION)["standby"]
+    assert standby["count"] == 5
+    assert standby["rule"] == (
+        "With probability 0.99, no more than 5 of 1200 machines fail on the same day,"
+        " when each fails with probability 0.0012."
+    )
+    assert (standby["failure_rate_per_day"], standby["quantile"]) == (0.0012, 0.99)
+
+
+def test_text_of_a_small_job(tmp_path: Path) -> None:
+    result = run(tmp_path, FIG_9)
+    assert result.exit_code == 0
+    lines = [line.split() for line in result.stdout.splitlines()]
+    assert "gpt-demo: 16 ranks on 8 machines of 2, order tp-pp-dp" in result.stdout
+    assert ["4", "8-9", "0-1", "0", "1", "machine", "1"] in lines
+    assert ["pp", "4", "4", "4", "ranks", "0-6", "by", "2", "nothing"] in lines
+    assert "Standby machines: 1. The spec asks for 1." in result.stdout
+
+
+def test_text_of_a_large_job_is_short(tmp_path: Path) -> None:
+    result = run(tmp_path, PRODUCTION)
+    assert result.exit_code == 0
+    assert len(result.stdout.splitlines()) < 45
+    assert "1185 machines more: see --json" in result.stdout
+    assert "ranks 0-9536 by 64" in result.stdout
+
+
+def test_text_says_what_an_eviction_would_lose(tmp_path: Path) -> None:
+    # With dp 1 every copy lies in the rank's own pipeline, here of two.
+    result = run(tmp_path, job(4, 1, {"tp": 1, "pp": 4}))
+    assert "the state of every rank" in result.stdout
+    result = run(tmp_path, job(1, 2, {"tp": 2}))
+    assert "Without a backup: ranks 0-1: the job has one machine" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("name: a\n", "machines: is missing"), ("name: [", "is not valid YAML")],
+)
+def test_a_wrong_spec_ends_with_code_2_and_a_short_message(
+    tmp_path: Path, text: str, message: str
+) -> None:
+    path = tmp_path / "wrong.yaml"
+    path.write_text(text)
+    app = typer.Typer()
+    app.command()(plan_command)
+    result = CliRunner().invoke(app, [str(path)])
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr
+    assert len(result.stderr.splitlines()) <= 7

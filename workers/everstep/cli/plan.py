@@ -1,0 +1,209 @@
+"""`everstep plan`: what a spec means, before anything runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from everstep.core.errors import InputError
+from everstep.core.groups import KINDS, Layout
+from everstep.core.placement import BackupPlan
+from everstep.spec.job import JobSpec
+from everstep.spec.load import load_spec
+
+_ALWAYS_SHOWN = frozenset({"tp", "pp", "dp"})
+_MACHINE_ROWS = 16
+_RUNS_SHOWN = 4
+
+
+def plan_command(
+    spec: Annotated[Path, typer.Argument(help="The job's YAML file.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Everything, for programs.")] = False,
+) -> None:
+    """Show machines, ranks, parallel groups, backups and standbys of a job; run nothing."""
+    try:
+        job = load_spec(spec)
+    except InputError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(2) from None
+    if as_json:
+        typer.echo(json.dumps(plan(job), indent=2))
+    else:
+        _show(job)
+
+
+def plan(spec: JobSpec) -> dict[str, Any]:
+    """What a spec means, as JSON values.
+
+    Returns:
+        `machines` (slot and ranks of each), `ranks` (machine and coordinates of each), `groups`
+        (lists of ranks by kind: tp, pp, dp, and others of a size above 1), `backup` (rank to the
+        rank whose machine holds its copy), `unprotected` (rank to the reason), and `standby`
+        (count and the rule that it follows from). Ranks that are keys are texts, as in JSON.
+    """
+    layout, backup = spec.layout(), spec.backup_plan()
+    kinds = _shown_kinds(layout)
+    return {
+        "machines": [
+            {"machine": slot, "ranks": list(layout.ranks_of(slot))}
+            for slot in range(layout.num_machines)
+        ],
+        "ranks": [
+            {
+                "rank": rank,
+                "machine": layout.machine_of(rank),
+                "coordinates": _coordinates(layout, kinds, rank),
+            }
+            for rank in range(layout.world_size)
+        ],
+        "groups": {kind: [list(group) for group in layout.groups(kind)] for kind in kinds},
+        "backup": {str(rank): holder for rank, holder in backup.holder.items()},
+        "unprotected": {str(rank): reason for rank, reason in backup.unprotected.items()},
+        "standby": {
+            "count": spec.standby_count(),
+            "rule": _standby_rule(spec),
+            "failure_rate_per_day": spec.standby.failure_rate_per_day,
+            "quantile": spec.standby.quantile,
+        },
+    }
+
+
+def _shown_kinds(layout: Layout) -> tuple[str, ...]:
+    """Dimensions worth showing, in the job's order; those that it leaves out come last."""
+    kinds = (*layout.order, *(kind for kind in KINDS if kind not in layout.order))
+    return tuple(kind for kind in kinds if kind in _ALWAYS_SHOWN or layout.sizes[kind] > 1)
+
+
+def _coordinates(layout: Layout, kinds: Sequence[str], rank: int) -> dict[str, int]:
+    at = layout.coordinates(rank)
+    return {kind: at[kind] for kind in kinds}
+
+
+def _standby_rule(spec: JobSpec) -> str:
+    count, rule = spec.standby_count(), spec.standby
+    if rule.count is not None:
+        return f"The spec asks for {count}."
+    return (
+        f"With probability {rule.quantile}, no more than {count} of {spec.machines} machines fail"
+        f" on the same day, when each fails with probability {rule.failure_rate_per_day}."
+    )
+
+
+def _show(spec: JobSpec) -> None:
+    layout, backup = spec.layout(), spec.backup_plan()
+    console = Console(highlight=False)
+    console.print(
+        f"[bold]{spec.name}[/bold]: {layout.world_size} ranks on {layout.num_machines} machines"
+        f" of {layout.gpus_per_machine}, order {spec.parallelism.order} (first varies fastest)"
+    )
+    console.print(_machine_table(layout, backup))
+    console.print(_group_table(layout, backup))
+    for reason, ranks in _by_reason(backup).items():
+        console.print(f"Without a backup: {_ranges('rank', ranks)}: {escape(reason)}")
+    console.print(f"Standby machines: {spec.standby_count()}. {_standby_rule(spec)}")
+
+
+def _machine_table(layout: Layout, backup: BackupPlan) -> Table:
+    kinds = _shown_kinds(layout)
+    table = Table("machine", "ranks", *kinds, "copies held by", box=box.SIMPLE_HEAD)
+    slots = range(layout.num_machines)
+    head = slots if len(slots) <= _MACHINE_ROWS else slots[: _MACHINE_ROWS - 2]
+    for slot in head:
+        table.add_row(*_machine_row(layout, backup, kinds, slot))
+    if head != slots:
+        table.add_row("...", f"{len(slots) - len(head) - 1} machines more: see --json")
+        table.add_row(*_machine_row(layout, backup, kinds, slots[-1]))
+    return table
+
+
+def _machine_row(
+    layout: Layout, backup: BackupPlan, kinds: Sequence[str], slot: int
+) -> Iterator[str]:
+    ranks = layout.ranks_of(slot)
+    at = [layout.coordinates(rank) for rank in ranks]
+    yield str(slot)
+    yield _folded(ranks)
+    for kind in kinds:
+        yield _folded({coordinates[kind] for coordinates in at})
+    holders = {layout.machine_of(backup.holder[rank]) for rank in ranks if rank in backup.holder}
+    yield _ranges("machine", holders) if holders else "nobody"
+
+
+def _group_table(layout: Layout, backup: BackupPlan) -> Table:
+    table = Table(box=box.SIMPLE_HEAD)
+    for header in ("groups", "size", "number", "machines each", "the first"):
+        table.add_column(header, no_wrap=True)
+    table.add_column("evicting one loses")
+    for kind in _shown_kinds(layout):
+        groups = layout.groups(kind)
+        occupied = [layout.machines_of(group) for group in groups]
+        table.add_row(
+            kind,
+            str(layout.sizes[kind]),
+            str(len(groups)),
+            _folded({len(machines) for machines in occupied}),
+            _ranges("rank", groups[0]),
+            _worst_eviction(layout, backup, occupied),
+        )
+    return table
+
+
+def _worst_eviction(layout: Layout, backup: BackupPlan, occupied: Iterable[tuple[int, ...]]) -> str:
+    """What the eviction that costs most would cost."""
+    losses = [(backup.lost_with(layout, machines), machines) for machines in sorted({*occupied})]
+    lost, machines = max(losses, key=lambda loss: len(loss[0]))
+    if not lost:
+        return "nothing"
+    if len(lost) == layout.world_size:
+        return "the state of every rank"
+    return f"the state of {_ranges('rank', lost)} (with {_ranges('machine', machines)})"
+
+
+def _by_reason(backup: BackupPlan) -> dict[str, list[int]]:
+    by_reason: dict[str, list[int]] = {}
+    for rank, reason in backup.unprotected.items():
+        by_reason.setdefault(reason, []).append(rank)
+    return by_reason
+
+
+def _ranges(noun: str, numbers: Iterable[int]) -> str:
+    numbers = list(numbers)
+    return f"{noun}{'' if len(numbers) == 1 else 's'} {_folded(numbers)}"
+
+
+def _folded(numbers: Iterable[int]) -> str:
+    """Numbers as ranges, such as "0-3, 8" or "0-56 by 8"; cut off after a few ranges."""
+    runs = list(_runs(sorted(numbers)))
+    texts = [_run_text(run) for run in runs[:_RUNS_SHOWN]]
+    if len(runs) > _RUNS_SHOWN:
+        texts.append("...")
+    return ", ".join(texts)
+
+
+def _run_text(run: range) -> str:
+    if len(run) == 1:
+        return str(run[0])
+    by = f" by {run.step}" if run.step > 1 else ""
+    return f"{run[0]}-{run[-1]}{by}"
+
+
+def _runs(ordered: Sequence[int]) -> Iterator[range]:
+    """Ascending numbers as evenly spaced runs; a pair is a run only when it is adjacent."""
+    at = 0
+    while at < len(ordered):
+        step = ordered[at + 1] - ordered[at] if at + 1 < len(ordered) else 1
+        end = at + 1
+        while end < len(ordered) and ordered[end] - ordered[end - 1] == step:
+            end += 1
+        if end - at == 2 and step > 1:
+            end = at + 1
+        yield range(ordered[at], ordered[end - 1] + 1, step)
+        at = end
