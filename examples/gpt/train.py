@@ -17,12 +17,11 @@ import hashlib
 import json
 import os
 import random
-import sysconfig
 import time
 import zlib
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
@@ -44,7 +43,7 @@ if TYPE_CHECKING:
 
 AXES = ("tp", "pp", "dp")
 VOCABULARY = 256
-NUM_FILES = 64
+NUM_FILES = 32
 
 
 @dataclass(frozen=True)
@@ -109,32 +108,28 @@ def pp_recv(buffer: Tensor, pp: Axis, offset: int) -> Tensor:
     return buffer
 
 
-class CopyToTp(torch.autograd.Function):
+class _CopyToTp(torch.autograd.Function):
     """Enter a tensor-parallel region: identity forward, all-reduce backward."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, tp: Axis) -> Tensor:
-        """Remember the group."""
         ctx.tp = tp
         return x.view_as(x)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        """Every rank saw the whole input, so the gradient is the sum of theirs."""
         return tp_all_reduce(grads[0].clone(), ctx.tp), None
 
 
-class ReduceFromTp(torch.autograd.Function):
+class _ReduceFromTp(torch.autograd.Function):
     """Leave a tensor-parallel region: all-reduce forward, identity backward."""
 
     @staticmethod
-    def forward(_: Any, x: Tensor, tp: Axis) -> Tensor:
-        """Sum the parts."""
+    def forward(ctx: Any, x: Tensor, tp: Axis) -> Tensor:
         return tp_all_reduce(x.clone(), tp)
 
     @staticmethod
-    def backward(_: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        """Every part enters the sum with weight one."""
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         return grads[0], None
 
 
@@ -165,11 +160,11 @@ class Block(nn.Module):
 
     def column_parallel(self, x: Tensor, weight: Tensor) -> Tensor:
         """This rank's columns of the product with the whole `x`."""
-        return F.linear(cast(Tensor, CopyToTp.apply(x, self.tp)), weight)
+        return F.linear(cast(Tensor, _CopyToTp.apply(x, self.tp)), weight)
 
     def row_parallel(self, x: Tensor, weight: Tensor) -> Tensor:
         """The whole product, of which every rank has a part of `x`."""
-        return cast(Tensor, ReduceFromTp.apply(F.linear(x, weight), self.tp))
+        return cast(Tensor, _ReduceFromTp.apply(F.linear(x, weight), self.tp))
 
     def forward(self, x: Tensor) -> Tensor:
         """One transformer layer; `x` is [sequence, position, width]."""
@@ -235,13 +230,6 @@ class Adam:
         self.weights.addcdiv_(self.mean, root, value=-self.lr / (1 - 0.9**step))
 
 
-@cache
-def corpus() -> bytes:
-    """Sources of the standard library, joined: so many that reading them costs a start nothing."""
-    files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
-    return b"".join(file.read_bytes() for file in files[:NUM_FILES])
-
-
 class Trainer:
     """One rank's model, optimizer and last losses (on the last pipeline stage; 0 elsewhere)."""
 
@@ -250,6 +238,9 @@ class Trainer:
         self.model = Stage(args, mesh).to(args.device)
         self.adam = Adam(self.model, args.lr)
         self.losses = torch.zeros(10)
+        # Few enough sources of the standard library that reading them costs a start nothing.
+        files = sorted(Path(os.__file__).parent.glob("*.py"))[:NUM_FILES]
+        self.text = b"".join(file.read_bytes() for file in files)
 
     def state(self) -> dict[str, Any]:
         """What a later process needs to go on; the data follow from the step."""
@@ -266,9 +257,9 @@ class Trainer:
     def global_batch(self, step: int) -> Tensor:
         """All token ids of a step, [sequence, context + 1]: the same in every layout."""
         chooser = random.Random(f"{self.args.seed}/{step}")  # noqa: S311 - no secret
-        text, length = corpus(), self.args.context + 1
-        starts = [chooser.randrange(len(text) - length) for _ in range(self.args.batch)]
-        rows = [list(text[start : start + length]) for start in starts]
+        length = self.args.context + 1
+        starts = [chooser.randrange(len(self.text) - length) for _ in range(self.args.batch)]
+        rows = [list(self.text[start : start + length]) for start in starts]
         return torch.tensor(rows, device=self.args.device)
 
     def run_step(self, step: int) -> None:
@@ -364,10 +355,10 @@ def open_session(args: argparse.Namespace) -> Session | FileSession | None:
     if args.checkpoint_dir:
         return FileSession(Path(args.checkpoint_dir), args.checkpoint_every)
     try:
-        from everstep.checkpoint import connect  # noqa: PLC0415 - plain torchrun does without
+        from everstep import checkpoint  # noqa: PLC0415 - plain torchrun does without
     except ImportError:
         return None
-    return connect()
+    return checkpoint.connect()
 
 
 def parse_arguments() -> argparse.Namespace:
