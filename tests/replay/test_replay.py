@@ -12,8 +12,8 @@ from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.worker import Replayer
 
 from everstep.workers import runtime
-from everstep.workflows.incident import ResolveIncident
 from everstep.workflows.job import RunJob
+from everstep.workflows.messages import IncidentInput
 
 HISTORIES = sorted((Path(__file__).parent / "histories").glob("*.json"))
 
@@ -57,17 +57,13 @@ def test_histories_cover_both_workflows_and_every_activity() -> None:
 
 
 @workflow.defn(name="ResolveIncident")
-class ForgetsToStop(ResolveIncident):
-    """What a careless change would be: the evidence window left out."""
-
-    @workflow.init
-    def __init__(self, given: object) -> None:
-        self._given = given
+class ForgetsToStop:
+    """What a careless change would be: other commands in another order."""
 
     @workflow.run
-    async def run(self, given: object) -> str:
+    async def run(self, given: IncidentInput) -> str:
         await workflow.sleep(3600)
-        return str(given)
+        return given.job.code_version
 
 
 async def test_replay_notices_a_change_of_commands() -> None:

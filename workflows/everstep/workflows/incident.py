@@ -54,7 +54,7 @@ class ResolveIncident:
     @workflow.init
     def __init__(self, given: IncidentInput) -> None:
         self._job = given.job
-        self._backup = restart.backup_plan(given.job)
+        self._backup = given.job.spec.backup_plan()
         self._assignment = given.assignment
         self._pool = list(given.pool)
         self._earlier_evictions = given.evictions

@@ -189,7 +189,7 @@ class RunJob:
         assert assignment is not None  # noqa: S101 - set by the only caller just before
         self._state.started_at_s = workflow.now().timestamp()
         try:
-            backup = restart.backup_plan(self._job)
+            backup = self._job.spec.backup_plan()
             await restart.start(self._job, assignment, backup, FROM_THE_BEGINNING)
         except restart.MachinesRefusedError as error:
             self.report_alerts(

@@ -25,7 +25,7 @@ from everstep.core.model import (
     StepSeen,
     StopOrder,
 )
-from everstep.core.placement import BackupPlan, backup_placement, no_backup
+from everstep.core.placement import BackupPlan
 from everstep.core.restore import RestorePlan
 from everstep.workflows import options
 from everstep.workflows.messages import AwaitStep, JobInput
@@ -53,14 +53,6 @@ class MachinesRefusedError(Exception):
 
     def __str__(self) -> str:
         return "; ".join(f"{r.machine}: {r.reason}" for r in self.refusals)
-
-
-def backup_plan(job: JobInput) -> BackupPlan:
-    """Who holds whose copy in this job; empty when the spec switches backups off."""
-    layout = job.spec.layout()
-    if not job.spec.checkpoint.backup:
-        return no_backup(layout, "checkpoint.backup is false")
-    return backup_placement(layout)
 
 
 async def stop(job: JobInput, machine: MachineInfo, attempt: int) -> MachineReport:

@@ -1,0 +1,1 @@
+"""Each claim of the README as a command that prints a figure against a named rival."""

@@ -1,0 +1,189 @@
+"""A training state survives as bytes: every dtype, shape and nesting, bit for bit."""
+
+from __future__ import annotations
+
+import collections
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, strategies as st
+
+from everstep.checkpoint.tree import FlatTree, rebuild
+from everstep.core.errors import PermanentError
+
+DTYPES = [
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.float8_e4m3fn,
+    torch.complex64,
+    torch.int8,
+    torch.uint8,
+    torch.uint16,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.bool,
+]
+
+
+def through_bytes(state: Any) -> Any:
+    flat = FlatTree(state)
+    payload = bytearray(flat.payload_bytes)
+    flat.write(memoryview(payload))
+    return rebuild(flat.metadata, memoryview(payload))
+
+
+def raw(tensor: torch.Tensor) -> bytes:
+    flat = tensor.detach().resolve_conj().contiguous().flatten()
+    return bytes(flat.view(torch.uint8).tolist()) if flat.numel() else b""
+
+
+def assert_same(expected: Any, actual: Any) -> None:
+    assert type(expected) is type(actual)
+    if isinstance(expected, torch.Tensor):
+        assert (expected.dtype, expected.shape) == (actual.dtype, actual.shape)
+        assert raw(expected) == raw(actual)
+    elif isinstance(expected, dict):
+        assert list(expected) == list(actual)
+        assert list(map(type, expected)) == list(map(type, actual))
+        for key in expected:
+            assert_same(expected[key], actual[key])
+    elif isinstance(expected, list | tuple):
+        assert len(expected) == len(actual)
+        for one, other in zip(expected, actual, strict=True):
+            assert_same(one, other)
+    elif isinstance(expected, float) and math.isnan(expected):
+        assert math.isnan(actual)
+    else:
+        assert expected == actual
+
+
+@st.composite
+def tensors(draw: st.DrawFn) -> torch.Tensor:
+    dtype = draw(st.sampled_from(DTYPES))
+    shape = draw(st.lists(st.integers(0, 4), max_size=4))
+    count = math.prod(shape)
+    if dtype is torch.bool:
+        base = torch.tensor(draw(st.lists(st.booleans(), min_size=count, max_size=count)))
+        return base.to(torch.bool).view(shape)
+    data = draw(st.binary(min_size=count * dtype.itemsize, max_size=count * dtype.itemsize))
+    base = torch.tensor(list(data), dtype=torch.uint8).view(dtype).view(shape)
+    if base.dim() >= 2 and draw(st.booleans()):
+        base = base.transpose(0, -1)
+    return base
+
+
+scalars = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=10)
+    | st.binary(max_size=10)
+)
+trees = st.recursive(
+    scalars | tensors(),
+    lambda inner: st.lists(inner, max_size=4)
+    | st.lists(inner, max_size=4).map(tuple)
+    | st.dictionaries(st.text(max_size=5) | st.integers(), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(st.dictionaries(st.text(max_size=5) | st.integers(), trees, max_size=4))
+def test_any_state_survives(state: dict[Any, Any]) -> None:
+    assert_same(state, through_bytes(state))
+
+
+def test_views_come_back_as_what_they_show() -> None:
+    base = torch.arange(24.0).view(2, 3, 4)
+    state = {
+        "sliced": base[:, ::2, 1:],
+        "expanded": torch.tensor([1.0]).expand(5),
+        "conjugated": torch.tensor([1 + 2j]).conj(),
+        "negated": torch.tensor([1 + 2j]).conj().imag,
+    }
+    back = through_bytes(state)
+    for name, tensor in state.items():
+        assert torch.equal(tensor, back[name]), name
+
+
+def test_the_memory_format_of_dense_tensors_is_kept() -> None:
+    tensor = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    assert through_bytes({"x": tensor})["x"].stride() == tensor.stride()
+
+
+def test_a_parameter_comes_back_as_its_data() -> None:
+    parameter = torch.nn.Parameter(torch.randn(3))
+    back = through_bytes({"w": parameter})["w"]
+    assert type(back) is torch.Tensor
+    assert not back.requires_grad
+    assert torch.equal(back, parameter)
+
+
+def test_the_result_shares_no_memory_with_the_bytes() -> None:
+    flat = FlatTree({"x": torch.ones(4)})
+    payload = bytearray(flat.payload_bytes)
+    flat.write(memoryview(payload))
+    back = rebuild(flat.metadata, memoryview(payload))
+    payload[:] = bytes(len(payload))
+    assert torch.equal(back["x"], torch.ones(4))
+
+
+def test_tensors_begin_at_cache_lines() -> None:
+    flat = FlatTree({"a": torch.ones(1), "b": torch.ones(1)})
+    assert flat.payload_bytes == 64 + 4
+
+
+def test_a_real_models_and_optimizers_state_survives() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    model(torch.randn(8, 4)).sum().backward()
+    optimizer.step()
+    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    back = through_bytes(state)
+    assert_same({**state, "model": dict(state["model"])}, back)
+    optimizer.load_state_dict(back["optimizer"])
+    model.load_state_dict(back["model"])
+
+
+Point = collections.namedtuple("Point", "x y")  # noqa: PYI024 - the plain form is the point
+
+
+@pytest.mark.parametrize(
+    ("state", "text"),
+    [
+        ({"a": [1, {"b": object()}]}, r"state\['a'\]\[1\]\['b'\]: cannot checkpoint a builtins.object"),
+        ({"a": {1.5: 0}}, r"state\['a'\]: key 1.5: .*keys are str or int"),
+        ({True: 0}, "key True"),
+        ({"a": Point(1, 2)}, r"state\['a'\]: .*Point"),
+        ({"a": {1, 2}}, r"state\['a'\]: .*set"),
+        ({"a": torch.eye(2).to_sparse()}, r"state\['a'\]: .*Tensor"),
+        ({"a": torch.empty(2, device="meta")}, r"state\['a'\]: .*Tensor"),
+    ],
+)
+def test_what_cannot_be_stored_is_refused_by_its_path(state: Any, text: str) -> None:
+    with pytest.raises(TypeError, match=text):
+        FlatTree(state)
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        b"",
+        b"{}",
+        b'["exec", "x"]',
+        b'["tensor", "float32", [4], [1], 1000]',
+        b'["tensor", "nn", [4], [1], 0]',
+        b'["tensor", "float32", [-4], [1], 0]',
+        b'["dict", [[1], 2]]',
+        b"[" * 100_000,
+    ],
+)
+def test_a_bad_description_is_refused(metadata: bytes) -> None:
+    with pytest.raises(PermanentError, match="unreadable state"):
+        rebuild(metadata, memoryview(bytearray(64)))

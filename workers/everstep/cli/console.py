@@ -1,0 +1,14 @@
+"""Where the command's output goes: results to stdout, everything else to stderr."""
+
+from __future__ import annotations
+
+from rich.console import Console
+
+out = Console(highlight=False, soft_wrap=True)
+err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def complain(text: str) -> None:
+    """Say what is wrong, in a line or a few."""
+    err.print("[bold red]everstep:[/] ", end="")
+    err.print(text, markup=False)

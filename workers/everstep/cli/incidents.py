@@ -1,0 +1,162 @@
+"""`everstep incidents` and `everstep incident ...`: what went wrong and what was done about it."""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from pydantic import TypeAdapter
+from rich.table import Table
+
+from everstep.activities.archive import load_incidents
+from everstep.cli.console import out
+from everstep.cli.find import RunArgument, find_run, is_running, use_server_of
+from everstep.core import names
+from everstep.core.errors import InputError
+from everstep.core.model import IncidentRecord
+from everstep.spec.load import load_spec
+from everstep.workers import runtime
+from everstep.workers.local.folder import RunFolder
+from everstep.workflows import story
+from everstep.workflows.incident import ResolveIncident
+from everstep.workflows.job import RunJob
+from everstep.workflows.messages import Approval
+
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
+
+_RECORDS = TypeAdapter(list[IncidentRecord])
+
+RunOption = Annotated[
+    Path | None, typer.Option("--run", help="The run's folder; the newest one when left out.")
+]
+
+
+def list_command(
+    run: RunArgument = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """List a run's incidents."""
+    folder = find_run(run)
+    records = current_records(folder)
+    if as_json:
+        out.print_json(_RECORDS.dump_json(records).decode())
+        return
+    if not records:
+        out.print(f"No incidents in {folder.path}.")
+        return
+    out.print(incident_table(records))
+
+
+@app.command("show")
+def show_command(
+    incident: Annotated[int, typer.Argument(help="Number of the incident, from 1.")],
+    run: RunOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Tell one incident as a timeline."""
+    record = _one(find_run(run), incident)
+    if as_json:
+        out.print_json(json.dumps(TypeAdapter(IncidentRecord).dump_python(record, mode="json")))
+        return
+    out.print(timeline_table(record))
+    out.print(summary_line(record))
+
+
+@app.command("approve")
+def approve_command(
+    incident: Annotated[int, typer.Argument(help="Number of the incident, from 1.")],
+    run: RunOption = None,
+    note: Annotated[str, typer.Option(help="Why, for the record.")] = "",
+) -> None:
+    """Let a held incident go on past what holds it."""
+    folder = find_run(run)
+    _one(folder, incident)
+    use_server_of(folder)
+    job = load_spec(folder.spec).name
+
+    async def approve() -> None:
+        client = await runtime.connect(5.0)
+        handle = client.get_workflow_handle_for(
+            ResolveIncident.run, names.incident_workflow_id(job, incident)
+        )
+        await handle.signal(ResolveIncident.approve, Approval(getpass.getuser(), note))
+
+    asyncio.run(approve())
+    out.print(f"Approved: incident {incident} of {job} goes on.")
+
+
+def current_records(folder: RunFolder) -> list[IncidentRecord]:
+    """Incidents by number: from the files of the run, the open one from its workflow."""
+    saved = {record.incident: record for record in load_incidents(folder.incidents)}
+    if is_running(folder):
+        live = asyncio.run(_open_record(folder))
+        if live is not None:
+            saved[live.incident] = live
+    return [saved[number] for number in sorted(saved)]
+
+
+async def _open_record(folder: RunFolder) -> IncidentRecord | None:
+    use_server_of(folder)
+    job = load_spec(folder.spec).name
+    client = await runtime.connect(5.0)
+    status = await client.get_workflow_handle_for(RunJob.run, names.job_workflow_id(job)).query(
+        RunJob.status
+    )
+    if status.active_incident is None:
+        return None
+    incident_id = names.incident_workflow_id(job, status.active_incident)
+    handle = client.get_workflow_handle_for(ResolveIncident.run, incident_id)
+    return await handle.query(ResolveIncident.record)
+
+
+def _one(folder: RunFolder, incident: int) -> IncidentRecord:
+    records = current_records(folder)
+    for record in records:
+        if record.incident == incident:
+            return record
+    known = ", ".join(str(record.incident) for record in records) or "none"
+    raise InputError(f"incident {incident}", "there is none of that number", f"Known: {known}.")
+
+
+def incident_table(records: list[IncidentRecord]) -> Table:
+    """One line an incident."""
+    table = Table("#", "symptom", "machines", "rungs", "outcome", "to first new step", "steps lost")
+    for record in records:
+        took = "-"
+        if record.first_step_at_s is not None:
+            took = f"{record.first_step_at_s - record.fault_at_s:.2f} s"
+        table.add_row(
+            str(record.incident),
+            record.finding.symptom.value,
+            ", ".join(record.finding.machines) or "-",
+            ", ".join(climb.rung.value for climb in record.climbs) or "-",
+            record.outcome.value,
+            took,
+            str(record.lost_steps),
+        )
+    return table
+
+
+def timeline_table(record: IncidentRecord) -> Table:
+    """The story of an incident with seconds since the fault showed itself."""
+    table = Table("time (UTC)", "seconds", "what", title=f"Incident {record.incident}")
+    for entry in sorted(record.timeline, key=lambda entry: entry.at_s):
+        since_s = entry.at_s - record.fault_at_s
+        table.add_row(story.clock(entry.at_s), f"{since_s:+.2f}", entry.text)
+    return table
+
+
+def summary_line(record: IncidentRecord) -> str:
+    """The incident in one line."""
+    parts = [f"{record.outcome.value}: {record.finding.reason}"]
+    if record.missing:
+        parts.append(f"waits: {record.missing}")
+    if record.first_step_at_s is not None:
+        parts.append(f"{record.first_step_at_s - record.fault_at_s:.2f} s to the first new step")
+    if record.restored_step is not None:
+        parts.append(f"restarted from step {record.restored_step}, {record.lost_steps} steps lost")
+    return "; ".join(parts)

@@ -1,0 +1,165 @@
+"""`everstep run SPEC`: a whole cluster on this machine, from first process to final table."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from everstep.activities.archive import load_incidents
+from everstep.cli.console import complain, err, out
+from everstep.cli.find import RUNS
+from everstep.cli.incidents import incident_table, timeline_table
+from everstep.cli.steps import load_steps
+from everstep.core import ettr
+from everstep.core.errors import EverstepError, InputError
+from everstep.core.model import IncidentRecord
+from everstep.spec.load import load_spec
+from everstep.workers.local import faults, ports
+from everstep.workers.local.cluster import HOST, LocalRun, RunOptions, machine_names
+from everstep.workers.local.folder import RunFolder, claim
+from everstep.workers.telemetry import Snapshot
+from everstep.workflows.messages import JobResult
+
+TELL_STEP_EVERY_S = 5.0
+
+
+def run_command(
+    spec_file: Annotated[Path, typer.Argument(metavar="SPEC", help="The job's spec (YAML).")],
+    run_dir: Annotated[
+        Path | None, typer.Option(help="Folder of the run; runs/NAME when left out.")
+    ] = None,
+    fault: Annotated[
+        list[str] | None,
+        typer.Option(help="Inject a fault: KIND@STEP[+SECONDS]:TARGET. May be repeated."),
+    ] = None,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Replace a finished run in the same folder.")
+    ] = False,
+    temporal_port: Annotated[int | None, typer.Option(help="Port of the Temporal server.")] = None,
+    ui_port: Annotated[int | None, typer.Option(help="Port of Temporal's web UI.")] = None,
+) -> None:
+    """Run a job on this machine, each machine of it a process, and recover it from faults."""
+    spec = load_spec(spec_file)
+    names = machine_names(spec)
+    world_size = spec.layout().world_size
+    planned = tuple(faults.parse(text, world_size, names) for text in fault or [])
+    for wanted, option in ((temporal_port, "--temporal-port"), (ui_port, "--ui-port")):
+        if wanted is not None:
+            ports.wanted_port(HOST, wanted, option)
+    folder, _ = claim(run_dir or RUNS / spec.name, fresh)
+    options = RunOptions(folder, planned, temporal_port, ui_port)
+    voice = Voice()
+    voice.say(f"run of {spec.name}: {world_size} ranks on {spec.machines} machines; {folder.path}")
+    code = asyncio.run(_until_done(LocalRun(spec, options, voice), folder))
+    if code == 0:
+        print_summary(folder)
+    elif code == 1:
+        err.print(f"Logs: {folder.logs} and {folder.machines}")
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Not the interpreter's own exit: it can abort inside the SDK's threads after all is done.
+    os._exit(code)
+
+
+async def _until_done(local: LocalRun, folder: RunFolder) -> int:
+    """Run to the end, or until a person's signal; everything is stopped in either case."""
+    task = asyncio.create_task(local.run())
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, task.cancel)
+    try:
+        result = await task
+    except asyncio.CancelledError:
+        folder.write_state(phase="was stopped", ended_at_s=time.time())
+        complain("stopped; no process is left")
+        return 130
+    except InputError as error:
+        folder.write_state(phase="failed", ended_at_s=time.time())
+        complain(str(error))
+        return 2
+    except EverstepError as error:
+        folder.write_state(phase="failed", ended_at_s=time.time())
+        complain(str(error))
+        return 1
+    folder.write_state(
+        phase="finished",
+        ended_at_s=result.finished_at_s,
+        job_started_at_s=result.started_at_s,
+        summary=summarize(folder, result),
+    )
+    return 0
+
+
+def summarize(folder: RunFolder, result: JobResult) -> dict[str, float | int]:
+    """The figures of a finished run, as kept in run.json."""
+    steps = load_steps(folder.steps)
+    meter = ettr.measure(steps, result.started_at_s, result.finished_at_s)
+    records = load_incidents(folder.incidents)
+    return {
+        "attempts": result.attempts,
+        "incidents": result.incidents,
+        "steps": max((seen.step for seen in steps), default=0),
+        "steps_lost": sum(record.lost_steps for record in records),
+        "wall_s": round(meter.wall_s, 3),
+        "productive_s": round(meter.productive_s, 3),
+        "redone_s": round(meter.redone_s, 3),
+        "ettr": round(meter.ratio, 4),
+    }
+
+
+def print_summary(folder: RunFolder) -> None:
+    """The final tables of a finished run."""
+    records = load_incidents(folder.incidents)
+    for record in records:
+        out.print(timeline_table(record))
+    if records:
+        out.print(incident_table(records))
+    figures = folder.read_state()["summary"]
+    out.print(
+        f"finished: {figures['steps']} steps in {figures['wall_s']:.1f} s, "
+        f"{figures['attempts']} attempts, {figures['incidents']} incidents, "
+        f"{figures['steps_lost']} steps lost, ETTR {figures['ettr']:.1%} "
+        f"({figures['productive_s']:.1f} s of training)"
+    )
+    out.print(
+        f"everything is kept in {folder.path}: logs, machines, incidents, output, temporal.db"
+    )
+
+
+class Voice:
+    """Tells a person on the terminal what happens, each line with seconds since the start."""
+
+    def __init__(self) -> None:
+        self._start_s = time.monotonic()
+        self._told_step_s = 0.0
+        self._attempt = 0
+        self._told: dict[int, int] = {}
+
+    def say(self, text: str) -> None:
+        """One line."""
+        err.print(f"[dim]{time.monotonic() - self._start_s:7.1f} s[/] ", end="")
+        err.print(text, markup=False)
+
+    def progress(self, snapshot: Snapshot) -> None:
+        """A line now and then, and for the first step of each attempt."""
+        if snapshot.slowest is None:
+            return
+        now_s = time.monotonic()
+        if snapshot.attempt != self._attempt or now_s - self._told_step_s > TELL_STEP_EVERY_S:
+            self._attempt, self._told_step_s = snapshot.attempt, now_s
+            self.say(f"step {snapshot.slowest} finished by all ranks (attempt {snapshot.attempt})")
+
+    def incident(self, record: IncidentRecord) -> None:
+        """The lines of the story that were not told yet."""
+        told = self._told.get(record.incident, 0)
+        for entry in record.timeline[told:]:
+            since_s = entry.at_s - record.fault_at_s
+            self.say(f"  incident {record.incident} {since_s:+.2f} s: {entry.text}")
+        self._told[record.incident] = len(record.timeline)

@@ -1,0 +1,119 @@
+"""The agent of one machine. Run as `python -m everstep.workers.agent MACHINE`.
+
+Joins the machine itself (`everstep.agent`) to the outside: orders come as Temporal activities on
+the machine's own task queue, reports leave as signals to the job, steps and heartbeats go to the
+analyzer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+
+from everstep.agent.machine import Machine
+
+from everstep.agent import link
+from everstep.agent.config import MachineConfig
+from everstep.agent.telemetry import TelemetryClient
+from everstep.core import evidence
+from everstep.core.model import (
+    Alert,
+    MachineEvent,
+    Observer,
+    RankExit,
+    RankProgress,
+    Symptom,
+)
+from everstep.spec.job import JobSpec
+from everstep.spec.load import load_spec
+from everstep.workers import registry, runtime, settings, stopping
+from everstep.workers.local.folder import RunFolder
+from everstep.workers.reports import Reporter
+
+logger = logging.getLogger(__name__)
+
+FAREWELL_PATIENCE_S = 1.0
+
+
+def alert_of(rank_exit: RankExit) -> Alert:
+    """The alert for a rank that ended by itself."""
+    return Alert(
+        observer=Observer.AGENT,
+        symptom=Symptom.PROCESS_CRASH,
+        at_s=rank_exit.at_s,
+        detail=f"rank {rank_exit.rank} on {rank_exit.machine} {evidence.describe_exit(rank_exit)}",
+        attempt=rank_exit.attempt,
+        machine=rank_exit.machine,
+        rank=rank_exit.rank,
+        rank_exit=rank_exit,
+    )
+
+
+def machine_config(name: str, given: settings.WorkerSettings, spec: JobSpec) -> MachineConfig:
+    """What the machine is told of its job."""
+    folder = RunFolder(given.run_directory)
+    return MachineConfig(
+        job=spec.name,
+        machine=name,
+        host=given.host,
+        directory=folder.machines / name,
+        command=tuple(spec.command),
+        code_directory=given.code_directory,
+        environment=dict(spec.environment),
+        prewarm=tuple(spec.prewarm),
+        parallelism=spec.parallelism.text(),
+        output_dir=folder.output,
+        gpus_per_machine=spec.gpus_per_machine,
+        secret=given.secret(),
+        backup_timeout_s=spec.checkpoint.backup_timeout_s,
+    )
+
+
+async def main(name: str) -> int:
+    """Serve until told to stop."""
+    stop = stopping.stop_requested()
+    given = settings.from_environment()
+    spec = load_spec(given.spec_file)
+    secret = given.secret()
+    client = await runtime.connect()
+    reporter = Reporter(client, spec.name)
+    telemetry = TelemetryClient(
+        lambda: asyncio.ensure_future(
+            link.open_link(given.telemetry_host, given.telemetry_port, secret, spec.name)
+        ),
+        name,
+        os.getpid(),
+        spec.detection.heartbeat_interval_s,
+    )
+
+    def on_event(event: MachineEvent) -> None:
+        if isinstance(event, RankProgress):
+            telemetry.put(event)
+        elif isinstance(event, RankExit):
+            reporter.put(alert_of(event))
+        else:
+            reporter.put(event)
+
+    machine = Machine(machine_config(name, given, spec), on_event)
+    telemetry_task = asyncio.create_task(telemetry.run())
+    reporter_task = asyncio.create_task(reporter.run())
+    try:
+        await machine.open()
+        async with registry.agent(client, spec.name, name, machine):
+            await stop.wait()
+            await telemetry.farewell()
+            await machine.close()
+    finally:
+        await machine.close()
+        await asyncio.wait([telemetry_task], timeout=FAREWELL_PATIENCE_S)
+        reporter_task.cancel()
+    return 0
+
+
+if __name__ == "__main__":
+    stopping.die_with_parent()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("machine", help="name of this machine, unique in the job")
+    runtime.run_process(main(parser.parse_args().machine))

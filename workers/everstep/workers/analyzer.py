@@ -1,0 +1,108 @@
+"""The analyzer: one per job, soft state only. Run as `python -m everstep.workers.analyzer`.
+
+Sees the telemetry of all ranks, raises an alert when an agent is lost, and answers how far the job
+is. Killed and started again it asks the job whom to expect, and the agents tell it the rest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import time
+from pathlib import Path
+
+from temporalio.client import Client
+from temporalio.service import RPCError
+
+from everstep.core import names
+from everstep.core.liveness import AgentWatch
+from everstep.core.model import Alert, Observer, StepSeen, Symptom
+from everstep.core.progress import StepBoard
+from everstep.spec.load import load_spec
+from everstep.workers import registry, runtime, settings, stopping
+from everstep.workers.local.folder import RunFolder
+from everstep.workers.reports import Reporter
+from everstep.workers.telemetry import TelemetryServer
+from everstep.workflows.job import RunJob
+
+logger = logging.getLogger(__name__)
+
+LONGEST_NAP_S = 0.1
+"""How late a lost agent may be told beyond its grace."""
+
+
+class StepLog:
+    """Appends the moment of every step to a file, for reports at any later time."""
+
+    def __init__(self, path: Path) -> None:
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+
+    def write(self, seen: StepSeen) -> None:
+        """Append one line."""
+        line = json.dumps({"attempt": seen.attempt, "step": seen.step, "at_s": seen.at_s})
+        os.write(self._descriptor, line.encode() + b"\n")
+
+
+async def raise_lost(watch: AgentWatch, reporter: Reporter) -> None:
+    """Raise an alert for every agent that is lost, for ever."""
+    while True:
+        now_s = time.time()
+        for lost in watch.take_lost(now_s):
+            logger.warning("agent of %s is lost: %s", lost.machine, lost.reason)
+            detail = f"agent of {lost.machine} lost: {lost.reason}"
+            reporter.put(
+                Alert(Observer.ANALYZER, Symptom.AGENT_LOST, now_s, detail, machine=lost.machine)
+            )
+        due_s = watch.next_due_s()
+        nap_s = LONGEST_NAP_S if due_s is None else due_s - time.time()
+        await asyncio.sleep(min(LONGEST_NAP_S, max(0.005, nap_s)))
+
+
+async def expect_known(client: Client, job: str, watch: AgentWatch) -> None:
+    """Expect every machine that the job knows, so that one that died meanwhile is missed."""
+    handle = client.get_workflow_handle_for(RunJob.run, names.job_workflow_id(job))
+    while True:
+        try:
+            status = await handle.query(RunJob.status)
+        except RPCError as error:
+            logger.info("the job cannot be asked yet: %s", error)
+            await asyncio.sleep(1.0)
+            continue
+        slots = () if status.assignment is None else status.assignment.slots
+        for info in (*slots, *status.pool):
+            watch.expect(info.machine, time.time())
+        return
+
+
+async def main() -> int:
+    """Serve until told to stop."""
+    stop = stopping.stop_requested()
+    given = settings.from_environment()
+    spec = load_spec(given.spec_file)
+    steps = StepLog(RunFolder(given.run_directory).steps)
+    watch = AgentWatch(spec.detection.agent_lost_after_s, spec.detection.reconnect_grace_s)
+    server = TelemetryServer(StepBoard(spec.layout().world_size), watch, steps.write)
+    client = await runtime.connect()
+    reporter = Reporter(client, spec.name)
+    listening = await server.serve(
+        given.telemetry_host, given.telemetry_port, given.secret(), spec.name
+    )
+    background = [
+        asyncio.create_task(reporter.run()),
+        asyncio.create_task(raise_lost(watch, reporter)),
+        asyncio.create_task(expect_known(client, spec.name, watch)),
+    ]
+    async with registry.analyzer(client, spec.name, server):
+        await stop.wait()
+    for task in background:
+        task.cancel()
+    listening.close()
+    server.disconnect_all()
+    return 0
+
+
+if __name__ == "__main__":
+    stopping.die_with_parent()
+    runtime.run_process(main())

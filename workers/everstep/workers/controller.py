@@ -1,0 +1,25 @@
+"""The controller worker, any number of them, stateless: `python -m everstep.workers.controller`."""
+
+from __future__ import annotations
+
+from everstep.activities.archive import FileArchive
+from everstep.activities.local_cluster import LocalCluster
+from everstep.workers import registry, runtime, settings, stopping
+from everstep.workers.local.folder import RunFolder
+
+
+async def main() -> int:
+    """Poll until told to stop."""
+    stop = stopping.stop_requested()
+    folder = RunFolder(settings.from_environment().run_directory)
+    worker = registry.controller(
+        await runtime.connect(), LocalCluster(folder.evictions), FileArchive(folder.incidents)
+    )
+    async with worker:
+        await stop.wait()
+    return 0
+
+
+if __name__ == "__main__":
+    stopping.die_with_parent()
+    runtime.run_process(main())

@@ -1,0 +1,175 @@
+"""The run's folder: what lies where, and who may write to it."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from everstep.core.errors import InputError
+
+SECRET_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """Paths inside one run's folder."""
+
+    path: Path
+
+    @property
+    def spec(self) -> Path:
+        """A copy of the spec as it was when the run began."""
+        return self.path / "spec.yaml"
+
+    @property
+    def secret(self) -> Path:
+        """The job's secret, readable by its owner only."""
+        return self.path / "secret"
+
+    @property
+    def state(self) -> Path:
+        """What the run is and how it stands, as JSON."""
+        return self.path / "run.json"
+
+    @property
+    def database(self) -> Path:
+        """The Temporal server's database."""
+        return self.path / "temporal.db"
+
+    @property
+    def code(self) -> Path:
+        """Code versions, one folder each."""
+        return self.path / "code"
+
+    @property
+    def logs(self) -> Path:
+        """Logs of our own processes."""
+        return self.path / "logs"
+
+    @property
+    def machines(self) -> Path:
+        """One folder a machine: its journal, and its ranks' logs by attempt."""
+        return self.path / "machines"
+
+    @property
+    def incidents(self) -> Path:
+        """Incident records, one file each."""
+        return self.path / "incidents"
+
+    @property
+    def output(self) -> Path:
+        """Where the user's script may leave what it makes."""
+        return self.path / "output"
+
+    @property
+    def steps(self) -> Path:
+        """When all ranks had finished which step, one JSON line each."""
+        return self.path / "steps.jsonl"
+
+    @property
+    def evictions(self) -> Path:
+        """The cluster's journal: one JSON line an eviction."""
+        return self.path / "evictions.jsonl"
+
+    @property
+    def requests(self) -> Path:
+        """Requests for further machines, one file each, taken by the running cluster."""
+        return self.path / "requests"
+
+    def read_state(self) -> dict[str, Any]:
+        """What `write_state` wrote last; empty before the first time."""
+        try:
+            return dict(json.loads(self.state.read_text()))
+        except FileNotFoundError:
+            return {}
+
+    def write_state(self, **changes: object) -> None:
+        """Change some fields of the state, as a whole or not at all."""
+        state = {**self.read_state(), **changes}
+        partial = self.state.with_suffix(".partial")
+        partial.write_text(json.dumps(state, indent=2) + "\n")
+        partial.replace(self.state)
+
+
+def claim(path: Path, fresh: bool) -> tuple[RunFolder, int]:
+    """Make a folder for a new run and take hold of it.
+
+    Args:
+        path: The folder; made when missing.
+        fresh: Whether to delete a finished run that lies there.
+
+    Returns:
+        The folder, and a descriptor whose lock lasts as long as this process.
+
+    Raises:
+        InputError: Another run uses it, or an ended run lies there and `fresh` is false, or it is
+            somebody else's folder, or it cannot be written.
+    """
+    folder = RunFolder(path)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise InputError(str(path), str(error), "Choose another with --run-dir.") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        pid = folder.read_state().get("pid", "?")
+        raise InputError(
+            str(path),
+            f"a run is under way there (process {pid})",
+            f"Watch it: everstep status {path}. Stop it: kill {pid}. "
+            "Or choose another folder with --run-dir.",
+        ) from None
+    if folder.state.exists() and not fresh:
+        os.close(lock)
+        ended = folder.read_state().get("phase", "ended")
+        raise InputError(
+            str(path),
+            f"a run that {ended if ended != 'running' else 'was cut off'} lies there",
+            f"Look at it: everstep incidents {path}. "
+            "Replace it: --fresh. Keep it: choose another folder with --run-dir.",
+        )
+    _empty(path, folder)
+    return folder, lock
+
+
+def _empty(path: Path, folder: RunFolder) -> None:
+    """Delete an earlier run's files, and nothing that a run did not make."""
+    ours = {
+        entry.name
+        for entry in (
+            folder.spec, folder.secret, folder.state, folder.code, folder.logs, folder.machines,
+            folder.incidents, folder.output, folder.steps, folder.evictions, folder.requests,
+        )
+    }  # fmt: skip
+    ours |= {f"{folder.database.name}{tail}" for tail in ("", "-wal", "-shm", ".lock")} | {"lock"}
+    strange = sorted(entry.name for entry in path.iterdir() if entry.name not in ours)
+    if strange:
+        raise InputError(
+            str(path),
+            f"holds files that no run made ({', '.join(strange[:3])})",
+            "Choose an empty or new folder with --run-dir.",
+        )
+    for entry in path.iterdir():
+        if entry.name == "lock":
+            continue
+        if entry.is_dir():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
+    for directory in (folder.logs, folder.machines, folder.incidents, folder.output):
+        directory.mkdir()
+    folder.requests.mkdir()
+    descriptor = os.open(folder.secret, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    os.write(descriptor, secrets.token_hex(SECRET_BYTES).encode())
+    os.close(descriptor)
+    folder.write_state(pid=os.getpid(), phase="running", started_at_s=time.time())

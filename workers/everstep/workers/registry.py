@@ -1,0 +1,56 @@
+"""Which process runs which workflows and activities, from which task queue."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from temporalio.client import Client
+from temporalio.worker import Worker
+
+from everstep.activities.analysis import AnalysisActivities, Progress
+from everstep.activities.archive import FileArchive
+from everstep.activities.local_cluster import LocalCluster
+from everstep.activities.machine import Machine, MachineActivities
+from everstep.core import names
+from everstep.workers import runtime
+
+GRACE = timedelta(seconds=3)
+"""How long a stopping worker lets its running activities go on."""
+
+
+def controller(client: Client, cluster: LocalCluster, archive: FileArchive) -> Worker:
+    """Workflows, and activities that any controller may run."""
+    return Worker(
+        client,
+        task_queue=names.CONTROLLER_QUEUE,
+        workflows=runtime.WORKFLOWS,
+        activities=[cluster.evict, archive.save_incident],
+        workflow_runner=runtime.workflow_runner(),
+        workflow_failure_exception_types=list(runtime.WORKFLOW_FAILURE_TYPES),
+        sticky_queue_schedule_to_start_timeout=runtime.STICKY_TIMEOUT,
+        graceful_shutdown_timeout=GRACE,
+    )
+
+
+def agent(client: Client, job: str, name: str, machine: Machine) -> Worker:
+    """Orders to one machine."""
+    activities = MachineActivities(machine)
+    return Worker(
+        client,
+        task_queue=names.machine_queue(job, name),
+        activities=[activities.stop, activities.restore, activities.start],
+        # Orders to a machine come one at a time; two poll calls are enough to never miss one.
+        max_concurrent_activity_task_polls=2,
+        max_concurrent_activities=8,
+        graceful_shutdown_timeout=GRACE,
+    )
+
+
+def analyzer(client: Client, job: str, progress: Progress) -> Worker:
+    """Questions about one job's progress."""
+    return Worker(
+        client,
+        task_queue=names.analyzer_queue(job),
+        activities=[AnalysisActivities(progress).await_step],
+        graceful_shutdown_timeout=timedelta(0),
+    )

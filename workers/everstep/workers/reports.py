@@ -1,0 +1,68 @@
+"""Signals from observers to the job's workflow: in order, batched, until delivered."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+from temporalio.client import Client
+from temporalio.service import RPCError, RPCStatusCode
+
+from everstep.core import names
+from everstep.core.model import Alert, MachineInfo, RanksFinished
+
+logger = logging.getLogger(__name__)
+
+Report = Alert | MachineInfo | RanksFinished
+
+RETRY_EVERY_S = 0.2
+"""The server is away for a second or so when it restarts; the job's workflow may not exist yet."""
+
+
+class Reporter:
+    """Delivers an observer's reports to the job; the job drops what it gets twice.
+
+    Args:
+        client: Connected client.
+        job: Name of the job.
+    """
+
+    def __init__(self, client: Client, job: str) -> None:
+        self._handle = client.get_workflow_handle(names.job_workflow_id(job))
+        self._waiting: asyncio.Queue[Report] = asyncio.Queue()
+
+    def put(self, report: Report) -> None:
+        """Hand over one report; returns at once."""
+        self._waiting.put_nowait(report)
+
+    async def run(self) -> None:
+        """Deliver for ever."""
+        while True:
+            batch = [await self._waiting.get()]
+            while not self._waiting.empty():
+                batch.append(self._waiting.get_nowait())
+            await self._deliver(batch)
+
+    async def _deliver(self, batch: Sequence[Report]) -> None:
+        alerts = [report for report in batch if isinstance(report, Alert)]
+        if alerts:
+            await self._signal("report_alerts", alerts)
+        for report in batch:
+            if isinstance(report, MachineInfo):
+                await self._signal("machine_joined", report)
+            elif isinstance(report, RanksFinished):
+                await self._signal("ranks_finished", report)
+
+    async def _signal(self, name: str, value: list[Alert] | MachineInfo | RanksFinished) -> None:
+        while True:
+            try:
+                await self._handle.signal(name, value)
+            except RPCError as error:
+                if error.status is RPCStatusCode.NOT_FOUND and "completed" in str(error):
+                    logger.info("the job has ended; %s is not needed any more", name)
+                    return
+                logger.warning("%s not delivered yet: %s", name, error)
+                await asyncio.sleep(RETRY_EVERY_S)
+            else:
+                return

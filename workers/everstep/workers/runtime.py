@@ -1,0 +1,90 @@
+"""How this project uses Temporal: converter, sandbox, client; for workers, tests and replay."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+from collections.abc import Coroutine
+from datetime import timedelta
+from typing import Any, NoReturn
+
+from temporalio.client import Client
+from temporalio.contrib.pydantic import pydantic_data_converter
+from temporalio.envconfig import ClientConfig
+from temporalio.service import RPCError
+from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxRestrictions
+
+from everstep.core.errors import EverstepError
+from everstep.workflows.incident import ResolveIncident
+from everstep.workflows.job import RunJob
+
+WORKFLOWS = [RunJob, ResolveIncident]
+
+WORKFLOW_FAILURE_TYPES = (EverstepError,)
+"""A domain error fails the workflow; any other exception retries the workflow task for ever, which
+is what a bug should do until fixed code is deployed."""
+
+STICKY_TIMEOUT = timedelta(seconds=1)
+"""How long a dead worker's workflows wait before another takes them (the default is 10 s)."""
+
+WORKFLOW_TASK_TIMEOUT = timedelta(seconds=2)
+"""How long a workflow task of a dead worker waits (the default is 10 s)."""
+
+RECONNECT_EVERY_S = 0.3
+
+
+def workflow_runner() -> SandboxedWorkflowRunner:
+    """The sandbox, with the pure packages passed through so that they are imported once."""
+    restrictions = SandboxRestrictions.default.with_passthrough_modules(
+        "everstep.core", "everstep.spec", "pydantic", "pydantic_core", "annotated_types"
+    )
+    return SandboxedWorkflowRunner(restrictions=restrictions)
+
+
+async def connect(patience_s: float = float("inf")) -> Client:
+    """Connect to the server that Temporal's standard environment configuration names.
+
+    Args:
+        patience_s: How long to go on trying while nobody answers.
+
+    Raises:
+        RuntimeError: Nobody answered in time.
+    """
+    config = ClientConfig.load_client_connect_config()
+    deadline_s = asyncio.get_running_loop().time() + patience_s
+    while True:
+        try:
+            return await Client.connect(**config, data_converter=pydantic_data_converter)
+        except (RuntimeError, RPCError) as error:
+            if asyncio.get_running_loop().time() >= deadline_s:
+                raise
+            logging.getLogger(__name__).info("no Temporal server yet: %s", error)
+            await asyncio.sleep(RECONNECT_EVERY_S)
+
+
+def run_process(main: Coroutine[Any, Any, int]) -> NoReturn:
+    """Run a process's main coroutine and end the process with its result.
+
+    Leaves by `os._exit`: the interpreter's own shutdown can abort inside the SDK's native threads
+    after everything has succeeded (sdk-python #300).
+    """
+    logging.basicConfig(
+        level=logging.INFO,
+        stream=sys.stderr,
+        format="%(asctime)s.%(msecs)03d %(levelname)s %(name)s: %(message)s",
+        datefmt="%H:%M:%S",
+    )
+    code = 1
+    try:
+        code = asyncio.run(main)
+    except EverstepError as error:
+        logging.getLogger("everstep").critical("%s", error)
+        code = 2
+    except Exception:
+        logging.getLogger("everstep").exception("ended by an unexpected error")
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)

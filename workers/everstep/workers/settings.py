@@ -1,0 +1,71 @@
+"""Settings of the worker processes: the only reader of the environment besides Temporal's own.
+
+Where the Temporal server is, is told by Temporal's standard environment configuration
+(TEMPORAL_ADDRESS, TEMPORAL_NAMESPACE, TEMPORAL_PROFILE, ...).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from everstep.core.errors import InputError
+
+PREFIX = "EVERSTEP_"
+
+
+class WorkerSettings(BaseModel):
+    """What a controller worker, an analyzer or an agent is told when it starts.
+
+    Each field is read from `EVERSTEP_<NAME IN CAPITALS>`.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    spec_file: Path = Field(description="The job's spec.")
+    run_directory: Path = Field(description="Where logs, records and steps are written.")
+    secret_file: Path = Field(description="File with the job's secret, readable by its owner only.")
+    code_directory: Path = Field(description="Where the code version lies on this machine.")
+    host: str = Field(default="127.0.0.1", description="Address that this process's ports bind.")
+    telemetry_host: str = Field(default="127.0.0.1", description="Where the analyzer listens.")
+    telemetry_port: int = Field(description="Port of the analyzer.", gt=0, lt=65536)
+
+    def secret(self) -> bytes:
+        """The job's secret.
+
+        Raises:
+            InputError: The file cannot be read, or is empty.
+        """
+        try:
+            secret = self.secret_file.read_bytes().strip()
+        except OSError as error:
+            raise InputError(str(self.secret_file), str(error), "Give the job a secret.") from error
+        if not secret:
+            raise InputError(str(self.secret_file), "it is empty", "Write a random secret to it.")
+        return secret
+
+    def environment(self) -> dict[str, str]:
+        """These settings as environment variables, for a child process."""
+        return {f"{PREFIX}{name.upper()}": str(value) for name, value in self.model_dump().items()}
+
+
+def from_environment(environ: Mapping[str, str] = os.environ) -> WorkerSettings:
+    """Read the settings.
+
+    Raises:
+        InputError: A variable is missing or wrong; names it.
+    """
+    given = {
+        name: environ[f"{PREFIX}{name.upper()}"]
+        for name in WorkerSettings.model_fields
+        if f"{PREFIX}{name.upper()}" in environ
+    }
+    try:
+        return WorkerSettings.model_validate(given)
+    except ValidationError as error:
+        first = error.errors()[0]
+        variable = f"{PREFIX}{str(first['loc'][0]).upper()}"
+        raise InputError(variable, first["msg"].lower(), "Set it for this process.") from error
