@@ -1,4 +1,4 @@
-"""What a training process loads when it imports the library: torch and nothing of the control plane."""
+"""What a training process loads with the library: torch, and nothing of the control plane."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A process that forks training ranks which only save, as fast as they can, until they are killed.
 
-Run with CONTROL_FD: a stream socket. Each message is a letter that says what the rank does, with the
-rank's channel beside it; the answers are the rank's pid and, once it has ended, how.
+Run with CONTROL_FD: a stream socket. Each message is a letter that says what the rank does, with
+the rank's channel beside it; the answers are the rank's pid and, once it has ended, how.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 import socket
 import sys
 import traceback
+from typing import cast
 
 import torch
 
@@ -33,9 +34,8 @@ def same(one: dict[str, object], other: dict[str, object]) -> bool:
     first, second = one["weights"], other["weights"]
     assert isinstance(first, torch.Tensor)
     assert isinstance(second, torch.Tensor)
-    moments, others = one["moments"], other["moments"]
-    assert isinstance(moments, dict)
-    assert isinstance(others, dict)
+    moments = cast("dict[int, torch.Tensor]", one["moments"])
+    others = cast("dict[int, torch.Tensor]", other["moments"])
     return (
         torch.equal(first, second)
         and torch.equal(moments[0], others[0])
@@ -70,7 +70,7 @@ def main() -> None:
             os.environ[names.ENV_CHANNEL_FD] = str(fds[0])
             try:
                 run(None if order == b"r" else 3)
-            except BaseException:
+            except BaseException:  # noqa: BLE001 - a forked child must not go on in main()
                 traceback.print_exc()
             sys.stderr.flush()
             os._exit(1)

@@ -11,23 +11,23 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.fault import saver
 
 from everstep import checkpoint
 from everstep.agent.channel import RankChannel
-from everstep.agent.shards import ShardStore
+from everstep.agent.shards import ShardStore, free_memory_bytes
 from everstep.agent.transfer import BackupSender, TransferServer
 from everstep.checkpoint import tree
 from everstep.core import names
 from everstep.core.errors import PermanentError, TransientError
 from everstep.core.model import MachineInfo
 from everstep.core.shard import aligned
-from tests.fault import saver
 
 SECRET = b"a secret of the job"
 JOB = "job"
@@ -117,7 +117,7 @@ def channel_of(
     progress: Callable[[int, int], None] = lambda rank, step: None,
     attempt: int = 1,
     backup_timeout_s: float = PATIENCE_S,
-) -> Iterator[tuple[RankChannel, socket.socket]]:
+) -> Generator[tuple[RankChannel, socket.socket]]:
     ours, theirs = socket.socketpair()
     info = None if holder is None else holder.info
     channel = RankChannel(
@@ -182,15 +182,14 @@ def test_a_new_process_restores_what_a_killed_one_saved(
     assert assert_whole(here.store) == (4, 5)
 
 
-@pytest.mark.slow
 def test_a_kill_at_any_moment_of_a_save_leaves_whole_steps(
     here: Machine, peer: Machine, ranks: socket.socket
 ) -> None:
     seed = 20260
-    dice = random.Random(seed)
+    dice = random.Random(seed)  # noqa: S311 - must repeat
     restore_step = 0
     torn_slots = 0
-    for attempt in range(1, 31):
+    for attempt in range(1, 41):
         progress = Progress()
         with channel_of(here, peer, restore_step, progress, attempt) as (_, theirs):
             pid = start(ranks, theirs, b"r")
@@ -319,7 +318,7 @@ def test_a_damaged_state_is_not_restored(here: Machine, connect: Connect) -> Non
     flip_a_bit(here.store, 1)
     with channel_of(here, restore_step=1, attempt=2) as (_, theirs):
         session = connect(theirs)
-        with pytest.raises(PermanentError, match="rank 0 on m0: .*step 1 is damaged"):
+        with pytest.raises(PermanentError, match=r"rank 0 on m0: .*step 1 is damaged"):
             session.restore()
         session.close()
 
@@ -414,9 +413,7 @@ def test_a_lack_of_memory_is_said_with_numbers(connect: Connect) -> None:
     assert [copy.steps for copy in store.copies()] == [(1,)]
 
 
-def test_a_second_connection_of_one_process_is_refused(
-    here: Machine, connect: Connect, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_second_connection_of_one_process_is_refused(here: Machine, connect: Connect) -> None:
     with channel_of(here) as (_, theirs):
         again = theirs.dup()
         session = connect(theirs)
@@ -456,8 +453,12 @@ def flip_a_bit(store: ShardStore, step: int) -> None:
     region.view.body(found[0])[found[1].body_bytes - 1] ^= 1
 
 
+def open_descriptors() -> list[str]:
+    return sorted(path.name for path in Path("/proc/self/fd").iterdir())
+
+
 def test_memory_is_given_back(here: Machine) -> None:
-    before = set(os.listdir("/proc/self/fd"))
+    before = open_descriptors()
     here.store.region_for(0, 1000)
     region = here.store.region_for(1, 1000)
     assert here.store.region_for(1, 500) is region
@@ -467,7 +468,7 @@ def test_memory_is_given_back(here: Machine) -> None:
     here.store.keep_only([], [])
     assert here.store.region(1) is None
     del region
-    assert set(os.listdir("/proc/self/fd")) == before
+    assert open_descriptors() == before
 
 
 def test_a_shared_region_cannot_be_cut_short(here: Machine) -> None:
@@ -477,8 +478,6 @@ def test_a_shared_region_cannot_be_cut_short(here: Machine) -> None:
 
 
 def test_the_memory_limit_of_a_cgroup_counts(tmp_path: Path) -> None:
-    from everstep.agent.shards import free_memory_bytes
-
     proc, cgroups = tmp_path / "proc", tmp_path / "cgroup"
     (proc / "self").mkdir(parents=True)
     (proc / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable:    8000 kB\n")

@@ -15,12 +15,12 @@ SECRET = b"a secret of the job"
 NONCE_A, NONCE_B, NONCE_C = (bytes([i]) * wire.NONCE_BYTES for i in (1, 2, 3))
 
 
-def client(secret: bytes = SECRET, job: str = "job", nonce: bytes = NONCE_A) -> wire.ClientHandshake:
-    return wire.ClientHandshake(secret, job, nonce)
+def client(secret: bytes = SECRET, job: str = "job") -> wire.ClientHandshake:
+    return wire.ClientHandshake(secret, job, NONCE_A)
 
 
-def server(secret: bytes = SECRET, job: str = "job", nonce: bytes = NONCE_B) -> wire.ServerHandshake:
-    return wire.ServerHandshake(secret, job, nonce)
+def server(nonce: bytes = NONCE_B) -> wire.ServerHandshake:
+    return wire.ServerHandshake(SECRET, "job", nonce)
 
 
 def test_both_sides_of_a_job_prove_themselves() -> None:

@@ -1,0 +1,363 @@
+"""Shards between machines: backups at every step, and pulls before a restart.
+
+Every machine runs a `TransferServer`. A `BackupSender` puts its ranks' shards to the machines that
+hold their backups; `pull` gets one back. All of it runs in threads of its own: the agent's event
+loop never waits for a shard.
+
+    put    {put: shard}           ->
+                                  <-  {go} | {ok}: it is there already | {refused}
+           body                   ->
+                                  <-  {ok} | {refused}
+    get    {get: {rank, step}}    ->
+                                  <-  {shard, payload_bytes}, body | {refused}
+
+A shard is {rank, step, attempt, metadata_bytes, tensor_bytes, crc32}.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import threading
+import zlib
+from concurrent.futures import Future
+from typing import cast
+
+from everstep.agent.link import Link, accept, connect
+from everstep.agent.shards import ShardStore
+from everstep.core import wire
+from everstep.core.errors import EverstepError, PermanentError, TransientError
+from everstep.core.model import MachineInfo, Pull
+from everstep.core.shard import Shard
+
+logger = logging.getLogger(__name__)
+
+MAX_CONNECTIONS = 256
+"""More than a machine has peers, and few enough threads whatever strangers do."""
+
+_ACCEPT_POLL_S = 0.2
+
+
+class TransferServer:
+    """Takes in backups and hands out shards to authenticated peers.
+
+    Args:
+        host: Address to listen on: loopback or the machine's own.
+        store: Where shards lie.
+        secret: The job's secret.
+        job: The job's name.
+    """
+
+    def __init__(self, host: str, store: ShardStore, secret: bytes, job: str) -> None:
+        self._store = store
+        self._secret = secret
+        self._job = job
+        self._listener = socket.create_server((host, 0))
+        # accept() would not notice that the listener was closed by another thread.
+        self._listener.settimeout(_ACCEPT_POLL_S)
+        self._open: set[socket.socket] = set()
+        self._lock = threading.Lock()
+        self._closing = False
+        self.port = int(self._listener.getsockname()[1])
+        self._thread = threading.Thread(target=self._listen, name="transfer-server", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop listening, end all connections."""
+        self._closing = True
+        self._thread.join()
+        self._listener.close()
+        with self._lock:
+            for sock in self._open:
+                with contextlib.suppress(OSError):
+                    sock.shutdown(socket.SHUT_RDWR)
+
+    def _listen(self) -> None:
+        while not self._closing:
+            try:
+                sock, address = self._listener.accept()
+            except TimeoutError:
+                continue
+            except OSError as error:
+                # Out of descriptors, or the peer is gone already: neither ends the service.
+                logger.warning("transfer port: %s", error)
+                continue
+            peer = f"{address[0]}:{address[1]}"
+            with self._lock:
+                full = len(self._open) >= MAX_CONNECTIONS
+                if not full:
+                    self._open.add(sock)
+            if full:
+                logger.warning("refused %s: %d connections are open", peer, MAX_CONNECTIONS)
+                sock.close()
+                continue
+            threading.Thread(
+                target=self._serve, args=(sock, peer), name=f"transfer-{peer}", daemon=True
+            ).start()
+
+    def _serve(self, sock: socket.socket, peer: str) -> None:
+        try:
+            link = accept(sock, peer, self._secret, self._job)
+            while True:
+                self._answer(link, link.receive())
+        except EOFError:
+            logger.debug("%s closed its connection", peer)
+        except EverstepError as error:
+            logger.warning("refused %s: %s", peer, error)
+        except OSError as error:
+            logger.warning("connection of %s broke: %s", peer, error)
+        finally:
+            with self._lock:
+                self._open.discard(sock)
+            sock.close()
+
+    def _answer(self, link: Link, request: wire.Header) -> None:
+        if "put" in request:
+            self._take(link, request)
+        elif "get" in request:
+            self._give(link, request)
+        else:
+            raise PermanentError(f"neither put nor get: {sorted(request)}")
+
+    def _take(self, link: Link, request: wire.Header) -> None:
+        def fill(body: memoryview) -> int:
+            link.send({"go": True})
+            return _receive_body(link, body)
+
+        try:
+            self._store.take_in(_read_shard(request["put"]), fill)
+        except EverstepError as error:
+            logger.warning("refused a shard from %s: %s", link.peer, error)
+            link.send(wire.refusal(str(error)))
+        else:
+            link.send({"ok": True})
+
+    def _give(self, link: Link, request: wire.Header) -> None:
+        wanted = _object(request["get"])
+        rank, step = wire.number(wanted, "rank"), wire.number(wanted, "step")
+        region = self._store.region(rank)
+        found = None if region is None else region.view.find(step)
+        if region is None or found is None:
+            reason = f"machine {self._store.machine} has no step {step} of rank {rank}"
+            link.send(wire.refusal(reason))
+            return
+        slot, shard = found
+        link.send({"shard": _show_shard(shard), "payload_bytes": shard.body_bytes})
+        link.send_payload(region.view.body(slot)[: shard.body_bytes])
+
+
+class BackupSender:
+    """Puts shards of this machine's ranks to the machines that hold their backups.
+
+    One thread and one connection a holder. Safe to use from several threads.
+
+    Args:
+        store: Where the shards lie.
+        secret: The job's secret.
+        job: The job's name.
+    """
+
+    def __init__(self, store: ShardStore, secret: bytes, job: str) -> None:
+        self._store = store
+        self._secret = secret
+        self._job = job
+        self._lanes: dict[str, _Lane] = {}
+        self._lock = threading.Lock()
+
+    def send(self, rank: int, step: int, holder: MachineInfo) -> Future[None]:
+        """Send a committed shard.
+
+        Returns:
+            Done when the holder has committed it. Fails with a `TransientError` when the holder
+            cannot be reached or a later step of the rank overtook this one, and with a
+            `PermanentError` when the holder refuses it.
+        """
+        with self._lock:
+            lane = self._lanes.get(holder.machine)
+            if lane is None or lane.holder != holder:
+                if lane is not None:
+                    lane.close()
+                lane = _Lane(holder, self._store, self._secret, self._job)
+                self._lanes[holder.machine] = lane
+            return lane.put(rank, step)
+
+    def close(self) -> None:
+        """End all connections; what was not sent yet fails."""
+        with self._lock:
+            for lane in self._lanes.values():
+                lane.close()
+            self._lanes.clear()
+
+
+class _Lane:
+    """The way to one holder."""
+
+    def __init__(self, holder: MachineInfo, store: ShardStore, secret: bytes, job: str) -> None:
+        self.holder = holder
+        self._store = store
+        self._secret = secret
+        self._job = job
+        self._link: Link | None = None
+        self._waiting: dict[int, tuple[int, Future[None]]] = {}
+        self._news = threading.Condition()
+        self._closing = False
+        threading.Thread(target=self._run, name=f"backup-{holder.machine}", daemon=True).start()
+
+    def put(self, rank: int, step: int) -> Future[None]:
+        future: Future[None] = Future()
+        with self._news:
+            overtaken = self._waiting.pop(rank, None)
+            self._waiting[rank] = (step, future)
+            self._news.notify()
+        if overtaken is not None:
+            overtaken[1].set_exception(TransientError(f"overtaken by step {step}"))
+        return future
+
+    def close(self) -> None:
+        with self._news:
+            self._closing = True
+            self._news.notify()
+            # The thread may be waiting for the holder.
+            if self._link is not None:
+                self._link.close()
+
+    def _run(self) -> None:
+        while (task := self._next()) is not None:
+            rank, step, future = task
+            try:
+                self._deliver(rank, step)
+            except EverstepError as error:
+                self._drop_link()
+                future.set_exception(error)
+            else:
+                future.set_result(None)
+        self._drop_link()
+        for _, future in self._waiting.values():
+            future.set_exception(TransientError(f"{self.holder.machine} holds no backup any more"))
+
+    def _next(self) -> tuple[int, int, Future[None]] | None:
+        with self._news:
+            while not self._waiting and not self._closing:
+                self._news.wait()
+            if self._closing:
+                return None
+            rank = next(iter(self._waiting))
+            return rank, *self._waiting.pop(rank)
+
+    def _deliver(self, rank: int, step: int) -> None:
+        # A connection may have died of old age since the last step: that is not a failure yet.
+        try:
+            self._put_shard(rank, step)
+        except (OSError, EOFError) as error:
+            logger.info("connection to %s broke (%s); trying again", self.holder.machine, error)
+            self._drop_link()
+            try:
+                self._put_shard(rank, step)
+            except (OSError, EOFError) as again:
+                raise TransientError(
+                    f"connection to {self.holder.machine} broke: {again}"
+                ) from again
+
+    def _put_shard(self, rank: int, step: int) -> None:
+        region = self._store.region(rank)
+        found = None if region is None else region.view.find(step)
+        if region is None or found is None:
+            raise PermanentError(f"step {step} of rank {rank} is no longer in memory")
+        slot, shard = found
+        link = self._connected()
+        link.send({"put": _show_shard(shard)})
+        answer = _accepted(link.receive())
+        if "go" in answer:
+            link.send_payload(region.view.body(slot)[: shard.body_bytes])
+            _accepted(link.receive())
+
+    def _connected(self) -> Link:
+        if self._link is None:
+            link = connect(self.holder.host, self.holder.transfer_port, self._secret, self._job)
+            with self._news:
+                if self._closing:
+                    link.close()
+                    raise TransientError(f"{self.holder.machine} holds no backup any more")
+                self._link = link
+        return self._link
+
+    def _drop_link(self) -> None:
+        with self._news:
+            if self._link is not None:
+                self._link.close()
+                self._link = None
+
+
+def pull(order: Pull, step: int, store: ShardStore, secret: bytes, job: str) -> None:
+    """Fetch a shard from another machine's memory into this one's, unless it is here and whole.
+
+    Args:
+        order: Which rank's, and from where.
+        step: The step that is wanted.
+        store: Where to put it.
+        secret: The job's secret.
+        job: The job's name.
+
+    Raises:
+        TransientError: The machine cannot be reached, or there is no memory for the shard.
+        PermanentError: It does not have that step, or what came was damaged.
+        StaleAttempt: A newer order came meanwhile.
+    """
+    if store.verify(order.rank, step):
+        return
+    link = connect(order.host, order.port, secret, job)
+    with contextlib.closing(link):
+        try:
+            link.send({"get": {"rank": order.rank, "step": step}})
+            answer = _accepted(link.receive())
+            shard = _read_shard(answer.get("shard"))
+            if (shard.rank, shard.step) != (order.rank, step):
+                raise PermanentError(f"{order.machine} answered with {shard}")
+            store.put_back(shard, lambda body: _receive_body(link, body))
+        except (OSError, EOFError) as error:
+            raise TransientError(f"pull from {order.machine} broke off: {error}") from error
+
+
+def _receive_body(link: Link, body: memoryview) -> int:
+    crc32 = 0
+    while body:
+        count = link.receive_some(body)
+        crc32 = zlib.crc32(body[:count], crc32)
+        body = body[count:]
+    return crc32
+
+
+def _accepted(answer: wire.Header) -> wire.Header:
+    if "refused" in answer:
+        raise PermanentError(f"refused by the other side: {answer['refused']}")
+    return answer
+
+
+def _show_shard(shard: Shard) -> wire.Header:
+    return {
+        "rank": shard.rank,
+        "step": shard.step,
+        "attempt": shard.attempt,
+        "metadata_bytes": shard.metadata_bytes,
+        "tensor_bytes": shard.payload_bytes,
+        "crc32": shard.crc32,
+    }
+
+
+def _read_shard(value: object) -> Shard:
+    fields = _object(value)
+    return Shard(
+        rank=wire.number(fields, "rank"),
+        step=wire.number(fields, "step"),
+        attempt=wire.number(fields, "attempt"),
+        metadata_bytes=wire.number(fields, "metadata_bytes"),
+        payload_bytes=wire.number(fields, "tensor_bytes"),
+        crc32=wire.number(fields, "crc32"),
+    )
+
+
+def _object(value: object) -> wire.Header:
+    if not isinstance(value, dict):
+        raise PermanentError(f"{value!r:.100} where an object belongs")
+    return cast("wire.Header", value)

@@ -1,0 +1,161 @@
+"""A training state as bytes: JSON that describes the tree, and the tensors' raw bytes.
+
+Nothing is pickled: neither the copy from another machine's memory nor a leftover of an older code
+version can run anything. A node of the JSON is a plain value, or a list whose first item says what
+the rest is.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, cast
+
+import torch
+
+from everstep.core.errors import PermanentError
+from everstep.core.shard import aligned
+
+Node = Any
+"""A node of the JSON description."""
+
+
+class FlatTree:
+    """A state, measured and described, ready to be written.
+
+    The tensors are not copied: they must not change until `write` returns.
+
+    Args:
+        state: Nested dicts (keys str or int), lists and tuples of tensors on any device, and of
+            int, float, str, bool, bytes and None.
+
+    Raises:
+        TypeError: Something else is in it; the text names its path.
+    """
+
+    def __init__(self, state: Mapping[Any, Any]) -> None:
+        self._tensors: list[tuple[int, torch.Tensor]] = []
+        self.payload_bytes = 0
+        self.metadata = json.dumps(self._describe(state, "state")).encode()
+
+    def write(self, payload: memoryview) -> None:
+        """Copy all tensors to their places in memory of at least `payload_bytes`."""
+        for offset, tensor in self._tensors:
+            place = _typed(payload, offset, tensor.dtype, tensor.shape)
+            if place is not None:
+                place.copy_(tensor)
+
+    def _describe(self, value: object, path: str) -> Node:
+        match value:
+            case torch.Tensor():
+                return self._place(value, path)
+            case Mapping():
+                return self._describe_mapping(cast("Mapping[object, object]", value), path)
+            case list():
+                return ["list", *self._describe_items(cast("list[object]", value), path)]
+            # A named tuple would come back without its names.
+            case tuple() if not hasattr(cast("object", value), "_fields"):
+                items = cast("tuple[object, ...]", value)
+                return ["tuple", *self._describe_items(items, path)]
+            case _:
+                return _describe_scalar(value, path)
+
+    def _describe_items(self, items: Iterable[object], path: str) -> list[Node]:
+        return [self._describe(item, f"{path}[{i}]") for i, item in enumerate(items)]
+
+    def _describe_mapping(self, value: Mapping[object, object], path: str) -> Node:
+        node: list[Node] = ["dict"]
+        for key, item in value.items():
+            if type(key) not in (str, int):
+                raise _unsupported(key, f"{path}: key {key!r}", "keys are str or int")
+            node.append([key, self._describe(item, f"{path}[{key!r}]")])
+        return node
+
+    def _place(self, tensor: torch.Tensor, path: str) -> Node:
+        plain = type(tensor) in (torch.Tensor, torch.nn.Parameter)
+        if not plain or tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
+            raise _unsupported(tensor, path, "of a DTensor, give its to_local()")
+        tensor = tensor.detach()
+        offset = aligned(self.payload_bytes)
+        self._tensors.append((offset, tensor))
+        self.payload_bytes = offset + tensor.numel() * tensor.element_size()
+        # The strides that a copy of it would have: those of dense tensors are kept (channels_last),
+        # those of views are not.
+        strides = torch.empty_like(tensor, device="meta").stride()
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        return ["tensor", dtype, list(tensor.shape), list(strides), offset]
+
+
+def rebuild(metadata: bytes, payload: memoryview) -> Any:
+    """The state that was written, with fresh tensors on the CPU.
+
+    Raises:
+        PermanentError: The bytes do not describe a state.
+    """
+    try:
+        return _rebuild(json.loads(metadata), payload)
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError) as error:
+        raise PermanentError(f"unreadable state: {error!r}") from error
+
+
+def _describe_scalar(value: object, path: str) -> Node:
+    match value:
+        case None | bool() | str():
+            return value
+        case int():
+            return int(value)
+        case float():
+            return ["float", float(value).hex()]
+        case bytes():
+            return ["bytes", base64.b64encode(value).decode()]
+        case _:
+            raise _unsupported(value, path, "use tensors, int, float, str, bool, bytes or None")
+
+
+def _rebuild(node: Node, payload: memoryview) -> Any:
+    if isinstance(node, dict):
+        raise ValueError("a node is a plain value or a list")
+    if not isinstance(node, list):
+        return node
+    kind, *rest = cast("Sequence[Node]", node)
+    match kind:
+        case "dict":
+            return {key: _rebuild(item, payload) for key, item in rest}
+        case "list":
+            return [_rebuild(item, payload) for item in rest]
+        case "tuple":
+            return tuple(_rebuild(item, payload) for item in rest)
+        case "float":
+            return float.fromhex(rest[0])
+        case "bytes":
+            return base64.b64decode(rest[0])
+        case "tensor":
+            return _rebuild_tensor(*rest, payload=payload)
+        case _:
+            raise ValueError(f"a node of kind {kind!r}")
+
+
+def _rebuild_tensor(
+    dtype_name: str, shape: list[int], strides: list[int], offset: int, *, payload: memoryview
+) -> torch.Tensor:
+    dtype = getattr(torch, dtype_name)
+    tensor = torch.empty_strided(shape, strides, dtype=dtype)
+    place = _typed(payload, offset, dtype, shape)
+    return tensor if place is None else tensor.copy_(place)
+
+
+def _typed(
+    payload: memoryview, offset: int, dtype: torch.dtype, shape: Iterable[int]
+) -> torch.Tensor | None:
+    """The place of a tensor in the payload as a tensor; None when it has no elements."""
+    shape = tuple(shape)
+    count = torch.Size(shape).numel()
+    if count == 0:
+        return None
+    return torch.frombuffer(payload, dtype=dtype, count=count, offset=offset).view(shape)
+
+
+def _unsupported(value: object, path: str, advice: str) -> TypeError:
+    kind = f"{type(value).__module__}.{type(value).__qualname__}"
+    return TypeError(f"{path}: cannot checkpoint a {kind}; {advice}")

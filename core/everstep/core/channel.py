@@ -1,0 +1,167 @@
+"""What a rank and its agent say to each other over the local channel.
+
+A stream socket pair that the rank inherits (`names.ENV_CHANNEL_FD`). Each message is 4 bytes of
+length and a JSON object. The rank asks, the agent answers; `Report` is not answered. File
+descriptors of shared memory travel beside an answer's first byte.
+
+    rank                        agent
+    Hello                       Welcome
+    Restore                     Restored, with the region's descriptor unless step is None
+    Reserve                     Reserved, with the region's descriptor
+    Saved                       Protected, once the backup holder has it or could not get it
+    Report                      -
+    any                         Failed
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import get_args, get_type_hints
+
+from everstep.core.errors import PermanentError
+
+MESSAGE_LIMIT_BYTES = 64 * 1024
+
+_LENGTH = struct.Struct("<I")
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """The rank is there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """Who the rank is.
+
+    Attributes:
+        machine: Name of the machine.
+        rank: Global rank.
+        attempt: Attempt that the rank belongs to.
+        patience_s: Longest time in which the agent answers anything.
+    """
+
+    machine: str
+    rank: int
+    attempt: int
+    patience_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Restore:
+    """Where do I start?"""
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """The step to start from; None: from the beginning."""
+
+    step: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Reserve:
+    """Memory for bodies of that many bytes, please; what is there already stays."""
+
+    slot_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """The region to use from now on."""
+
+    slot_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """The step is committed to that slot."""
+
+    step: int
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class Protected:
+    """What became of the backup.
+
+    Attributes:
+        step: Step that was saved.
+        ok: Whether all is as the job wants it: the holder has the step, or there is no holder.
+        reason: Why not, or empty.
+    """
+
+    step: int
+    ok: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The rank finished this step, without saving it."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The agent could not do what it was asked for."""
+
+    reason: str
+
+
+Message = (
+    Hello | Welcome | Restore | Restored | Reserve | Reserved | Saved | Protected | Report | Failed
+)
+
+_KINDS: dict[str, type[Message]] = {kind.__name__: kind for kind in get_args(Message)}
+_TYPES = {name: get_type_hints(kind) for name, kind in _KINDS.items()}
+
+
+def encode(message: Message) -> bytes:
+    """The message as it goes over the channel."""
+    data = json.dumps({"kind": type(message).__name__, **asdict(message)}).encode()
+    return _LENGTH.pack(len(data)) + data
+
+
+class Decoder:
+    """Cuts a stream of bytes into messages."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[Message]:
+        """Take in bytes, give the messages that are complete now.
+
+        Raises:
+            PermanentError: The bytes are not messages; the channel is of no more use.
+        """
+        self._buffer += data
+        while len(self._buffer) >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._buffer)
+            if length > MESSAGE_LIMIT_BYTES:
+                raise PermanentError(f"channel message of {length} B")
+            end = _LENGTH.size + length
+            if len(self._buffer) < end:
+                return
+            text = bytes(self._buffer[_LENGTH.size : end])
+            del self._buffer[:end]
+            yield _decode(text)
+
+
+def _decode(text: bytes) -> Message:
+    try:
+        fields = json.loads(text)
+        kind = fields.pop("kind")
+        types = _TYPES[kind]
+        if fields.keys() != types.keys():
+            raise TypeError(f"fields {sorted(fields)} of {kind}")
+        for name, expected in types.items():
+            if not isinstance(fields[name], expected):
+                raise TypeError(f"{name} is {fields[name]!r}")
+        return _KINDS[kind](**fields)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise PermanentError(f"unreadable channel message: {error!r}") from error

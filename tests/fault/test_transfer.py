@@ -1,0 +1,558 @@
+"""Shards between machines: broken connections, damaged bytes and strangers change nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from everstep.agent import link
+from everstep.agent.shards import ShardStore
+from everstep.agent.transfer import BackupSender, TransferServer, pull
+from everstep.core import wire
+from everstep.core.errors import PermanentError, StaleAttempt, TransientError
+from everstep.core.model import MachineInfo, Pull
+from everstep.core.shard import Shard
+
+SECRET = b"a secret of the job"
+JOB = "job"
+HOST = "127.0.0.1"
+PATIENCE_S = 20.0
+TENSOR_BYTES = 3 * 2**20 + 17
+
+
+def content(rank: int, step: int) -> bytes:
+    return hashlib.shake_128(f"{rank}, {step}".encode()).digest(64 + TENSOR_BYTES)
+
+
+def shard_of(rank: int, step: int, attempt: int = 1) -> Shard:
+    return Shard(rank, step, attempt, 30, TENSOR_BYTES, zlib.crc32(content(rank, step)))
+
+
+def save(store: ShardStore, rank: int, step: int, attempt: int = 1) -> Shard:
+    """What a rank does: commit a step."""
+    shard = shard_of(rank, step, attempt)
+    view = store.region_for(rank, shard.body_bytes).view
+    newest = view.newest()
+    slot = view.slot_to_overwrite(newest[1].step if newest else None)
+    view.invalidate(slot)
+    view.body(slot)[: shard.body_bytes] = content(rank, step)
+    view.commit(slot, shard)
+    return shard
+
+
+def steps(store: ShardStore, rank: int) -> tuple[int, ...]:
+    """Steps that are here, whole, and what their rank saved."""
+    region = store.region(rank)
+    if region is None:
+        return ()
+    for slot, shard in region.view.committed():
+        assert bytes(region.view.body(slot)[: shard.body_bytes]) == content(rank, shard.step)
+    return tuple(shard.step for _, shard in region.view.committed())
+
+
+class Machine:
+    def __init__(self, name: str) -> None:
+        self.store = ShardStore(name)
+        self.server = TransferServer(HOST, self.store, SECRET, JOB)
+        self.sender = BackupSender(self.store, SECRET, JOB)
+
+    @property
+    def info(self) -> MachineInfo:
+        return MachineInfo(self.store.machine, HOST, self.server.port, 0, os.getpid(), 0.0)
+
+    def close(self) -> None:
+        self.sender.close()
+        self.server.close()
+
+
+@pytest.fixture(autouse=True)
+def no_thread_stays() -> Iterator[None]:
+    before = set(threading.enumerate())
+    yield
+    deadline_s = time.monotonic() + PATIENCE_S
+    while left := set(threading.enumerate()) - before:
+        assert time.monotonic() < deadline_s, left
+        time.sleep(0.005)
+
+
+@pytest.fixture
+def source() -> Iterator[Machine]:
+    machine = Machine("m0")
+    yield machine
+    machine.close()
+
+
+@pytest.fixture
+def holder() -> Iterator[Machine]:
+    machine = Machine("m1")
+    yield machine
+    machine.close()
+
+
+def send(source: Machine, holder: MachineInfo, rank: int, step: int) -> None:
+    source.sender.send(rank, step, holder).result(PATIENCE_S)
+
+
+def dial(port: int, secret: bytes = SECRET, job: str = JOB) -> link.Link:
+    return link.connect(HOST, port, secret, job)
+
+
+def put_request(shard: Shard) -> wire.Header:
+    return {
+        "put": {
+            "rank": shard.rank,
+            "step": shard.step,
+            "attempt": shard.attempt,
+            "metadata_bytes": shard.metadata_bytes,
+            "tensor_bytes": shard.payload_bytes,
+            "crc32": shard.crc32,
+        }
+    }
+
+
+def test_backups_arrive_and_the_last_two_steps_stay(source: Machine, holder: Machine) -> None:
+    for step in (1, 2, 3):
+        for rank in (4, 5):
+            save(source.store, rank, step)
+            send(source, holder.info, rank, step)
+    assert steps(holder.store, 4) == (2, 3)
+    assert steps(holder.store, 5) == (2, 3)
+    assert holder.store.copies(verify=True) == source.store.copies(verify=True)
+
+
+def test_a_backup_that_is_there_already_counts_as_done(source: Machine, holder: Machine) -> None:
+    save(source.store, 4, 1)
+    send(source, holder.info, 4, 1)
+    again = BackupSender(source.store, SECRET, JOB)
+    again.send(4, 1, holder.info).result(PATIENCE_S)
+    again.close()
+    assert steps(holder.store, 4) == (1,)
+
+
+def test_a_lost_shard_is_pulled_back(source: Machine, holder: Machine) -> None:
+    shard = save(source.store, 4, 7)
+    order = Pull(4, "m0", HOST, source.server.port)
+    pull(order, 7, holder.store, SECRET, JOB)
+    assert steps(holder.store, 4) == (7,)
+    region = holder.store.region(4)
+    assert region is not None
+    assert region.view.newest() == (0, shard)
+
+
+def test_a_pull_replaces_a_damaged_copy_and_later_steps(source: Machine, holder: Machine) -> None:
+    for step in (6, 7):
+        save(source.store, 4, step)
+        save(holder.store, 4, step)
+    region = holder.store.region(4)
+    assert region is not None
+    found = region.view.find(6)
+    assert found is not None
+    region.view.body(found[0])[1000] ^= 1
+    assert not holder.store.verify(4, 6)
+    pull(Pull(4, "m0", HOST, source.server.port), 6, holder.store, SECRET, JOB)
+    assert holder.store.verify(4, 6)
+    assert steps(holder.store, 4) == (6,)
+
+
+def test_a_pull_of_what_is_here_asks_nobody(holder: Machine) -> None:
+    save(holder.store, 4, 7)
+    pull(Pull(4, "m0", HOST, 1), 7, holder.store, SECRET, JOB)
+    assert steps(holder.store, 4) == (7,)
+
+
+def test_a_pull_of_a_step_that_is_not_there_says_so(source: Machine, holder: Machine) -> None:
+    save(source.store, 4, 7)
+    with pytest.raises(PermanentError, match="machine m0 has no step 8 of rank 4"):
+        pull(Pull(4, "m0", HOST, source.server.port), 8, holder.store, SECRET, JOB)
+
+
+def test_a_pull_of_a_damaged_shard_is_noticed(source: Machine, holder: Machine) -> None:
+    save(source.store, 4, 7)
+    region = source.store.region(4)
+    assert region is not None
+    region.view.body(0)[1000] ^= 1
+    with pytest.raises(PermanentError, match="rank 4's step 7 arrived damaged"):
+        pull(Pull(4, "m0", HOST, source.server.port), 7, holder.store, SECRET, JOB)
+    assert steps(holder.store, 4) == ()
+
+
+def test_a_pull_from_nobody_is_transient(holder: Machine) -> None:
+    with socket.create_server((HOST, 0)) as nobody:
+        port = nobody.getsockname()[1]
+    with pytest.raises(TransientError, match="cannot reach"):
+        pull(Pull(4, "m0", HOST, port), 7, holder.store, SECRET, JOB)
+
+
+def test_damage_on_the_way_leaves_the_older_step(holder: Machine) -> None:
+    save(holder.store, 4, 1)
+    body = bytearray(content(4, 2))
+    body[-1] ^= 1
+    with contextlib.closing(dial(holder.server.port)) as peer:
+        peer.send(put_request(shard_of(4, 2)))
+        assert peer.receive() == {"go": True}
+        peer.send_payload(memoryview(body))
+        assert "arrived damaged" in peer.receive()["refused"]
+        assert steps(holder.store, 4) == (1,)
+        # The connection goes on.
+        peer.send(put_request(shard_of(4, 2)))
+        assert peer.receive() == {"go": True}
+        peer.send_payload(memoryview(content(4, 2)))
+        assert peer.receive() == {"ok": True}
+    assert steps(holder.store, 4) == (1, 2)
+
+
+@pytest.mark.parametrize("sent_bytes", [0, 1, 64, 2**20, TENSOR_BYTES + 63])
+def test_a_connection_cut_in_the_middle_leaves_the_older_step(
+    holder: Machine, sent_bytes: int
+) -> None:
+    save(holder.store, 4, 1)
+    save(holder.store, 4, 2)
+    peer = dial(holder.server.port)
+    peer.send(put_request(shard_of(4, 3)))
+    assert peer.receive() == {"go": True}
+    peer.send_payload(memoryview(content(4, 3))[:sent_bytes])
+    peer.close()
+    wait_until(lambda: not receiving(holder.store, 4))
+    assert steps(holder.store, 4) == (2,)
+
+
+def receiving(store: ShardStore, rank: int) -> bool:
+    region = store.region(rank)
+    return region is not None and region.receiving.locked()
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline_s, "in vain"
+        time.sleep(0.005)
+
+
+def test_the_sender_connects_anew_when_its_connection_died(
+    source: Machine, holder: Machine
+) -> None:
+    save(source.store, 4, 1)
+    send(source, holder.info, 4, 1)
+    port = holder.server.port
+    holder.server.close()
+    # An agent that was started anew on the same port, with its memory empty.
+    reborn = ShardStore("m1")
+    with socket.create_server((HOST, port)) as listener:
+        save(source.store, 4, 2)
+        future = source.sender.send(4, 2, MachineInfo("m1", HOST, port, 0, os.getpid(), 0.0))
+        sock, _ = listener.accept()
+        peer = link.accept(sock, "m0", SECRET, JOB)
+        shard = shard_of(4, 2)
+        assert peer.receive() == put_request(shard)
+        peer.send({"go": True})
+
+        def fill(body: memoryview) -> int:
+            place = body
+            while place:
+                place = place[peer.receive_some(place) :]
+            return zlib.crc32(body)
+
+        reborn.take_in(shard, fill)
+        peer.send({"ok": True})
+        future.result(PATIENCE_S)
+        peer.close()
+    assert steps(reborn, 4) == (2,)
+
+
+def test_a_holder_that_is_gone_fails_at_once(source: Machine) -> None:
+    with socket.create_server((HOST, 0)) as nobody:
+        port = nobody.getsockname()[1]
+    save(source.store, 4, 1)
+    with pytest.raises(TransientError, match="cannot reach"):
+        send(source, MachineInfo("m1", HOST, port, 0, 1, 0.0), 4, 1)
+
+
+def test_a_later_step_overtakes_one_that_waits(source: Machine) -> None:
+    with socket.create_server((HOST, 0)) as frozen:
+        holder = MachineInfo("m1", HOST, frozen.getsockname()[1], 0, 1, 0.0)
+        save(source.store, 3, 1)
+        save(source.store, 4, 1)
+        busy = source.sender.send(3, 1, holder)
+        mute, _ = frozen.accept()
+        first = source.sender.send(4, 1, holder)
+        save(source.store, 4, 2)
+        second = source.sender.send(4, 2, holder)
+        with pytest.raises(TransientError, match="overtaken by step 2"):
+            first.result(0)
+        mute.close()
+        with pytest.raises(TransientError, match="no handshake"):
+            busy.result(PATIENCE_S)
+    with pytest.raises(TransientError):
+        second.result(PATIENCE_S)
+
+
+def test_a_step_that_is_no_longer_in_memory_is_not_sent(source: Machine, holder: Machine) -> None:
+    for step in (1, 2, 3):
+        save(source.store, 4, step)
+    with pytest.raises(PermanentError, match="step 1 of rank 4 is no longer in memory"):
+        send(source, holder.info, 4, 1)
+
+
+def test_shards_of_an_attempt_that_is_over_are_refused(source: Machine, holder: Machine) -> None:
+    save(source.store, 4, 1)
+    holder.store.advance(2)
+    holder.store.advance(1)
+    with pytest.raises(PermanentError, match="attempt 2 owns this machine"):
+        send(source, holder.info, 4, 1)
+    assert steps(holder.store, 4) == ()
+
+
+def test_an_attempt_that_ends_during_a_transfer_refuses_it(holder: Machine) -> None:
+    save(holder.store, 4, 1)
+
+    def fill(body: memoryview) -> int:
+        body[:] = content(4, 2)
+        holder.store.advance(2)
+        return zlib.crc32(body)
+
+    with pytest.raises(StaleAttempt):
+        holder.store.take_in(shard_of(4, 2), fill)
+    assert steps(holder.store, 4) == (1,)
+
+
+def test_older_steps_never_replace_newer_ones(source: Machine, holder: Machine) -> None:
+    save(holder.store, 4, 5)
+    save(source.store, 4, 3)
+    with pytest.raises(PermanentError, match="step 3 is not newer than step 5"):
+        send(source, holder.info, 4, 3)
+    # A newer attempt that restarted earlier writes the past anew.
+    save(source.store, 4, 4, attempt=2)
+    send(source, holder.info, 4, 4)
+    assert steps(holder.store, 4) == (4,)
+
+
+def test_a_rank_that_runs_here_is_not_overwritten_from_outside(
+    source: Machine, holder: Machine
+) -> None:
+    holder.store.keep_only([4], [])
+    save(source.store, 4, 1)
+    with pytest.raises(PermanentError, match="machine m1: rank 4 runs here"):
+        send(source, holder.info, 4, 1)
+
+
+def test_a_holder_without_memory_says_so(source: Machine) -> None:
+    store = ShardStore("m1", available_bytes=lambda: 1000)
+    server = TransferServer(HOST, store, SECRET, JOB)
+    save(source.store, 4, 1)
+    with pytest.raises(PermanentError, match="machine m1: no memory for rank 4's shard"):
+        send(source, MachineInfo("m1", HOST, server.port, 0, 1, 0.0), 4, 1)
+    server.close()
+
+
+@pytest.mark.parametrize(("secret", "job"), [(b"guess", JOB), (SECRET, "another job")])
+def test_a_stranger_is_refused_in_both_directions(
+    holder: Machine, secret: bytes, job: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(PermanentError, match="does not know the secret"):
+        dial(holder.server.port, secret, job)
+    # One who does not mind who the server is gets no further.
+    with socket.create_connection((HOST, holder.server.port)) as sock:
+        peer = link.Link(sock, "server")
+        peer.send({"nonce": "11" * 32})
+        peer.receive()
+        peer.send({"proof": "22" * 32})
+        assert "does not know the secret" in peer.receive()["refused"]
+        with pytest.raises(EOFError):
+            peer.receive()
+        address = "{}:{}".format(*sock.getsockname())
+    wait_until(lambda: f"refused {address}" in caplog.text)
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        hashlib.shake_128(b"garbage").digest(5000),
+        struct.pack("<I", 2**32 - 1) + b"x" * 100,
+        struct.pack("<I", 10) + b"not json!!",
+        struct.pack("<I", 2) + b"[]",
+        b"GET / HTTP/1.1\r\n\r\n",
+        struct.pack("<I", 1000) + b"[" * 1000,
+    ],
+)
+def test_garbage_is_refused_and_harms_nobody(
+    source: Machine, holder: Machine, garbage: bytes
+) -> None:
+    with (
+        socket.create_connection((HOST, holder.server.port), timeout=PATIENCE_S) as sock,
+        contextlib.suppress(OSError),
+    ):
+        # The server may hang up before it has read everything.
+        sock.sendall(garbage)
+        sock.shutdown(socket.SHUT_WR)
+        while sock.recv(4096):
+            pass
+    save(source.store, 4, 1)
+    send(source, holder.info, 4, 1)
+    assert steps(holder.store, 4) == (1,)
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        {},
+        {"put": 4},
+        {"put": {"rank": -1}},
+        {"put": {**put_request(shard_of(4, 2))["put"], "tensor_bytes": 2**62}},
+        {"put": {**put_request(shard_of(4, 2))["put"], "crc32": "0"}},
+        {"get": None},
+        {"get": {"rank": 4, "step": 99}},
+    ],
+)
+def test_senseless_requests_of_a_peer_are_refused(
+    holder: Machine, request_: dict[str, object]
+) -> None:
+    save(holder.store, 4, 1)
+    with contextlib.closing(dial(holder.server.port)) as peer:
+        peer.send(request_)
+        with contextlib.suppress(EOFError):
+            assert "refused" in peer.receive()
+    assert steps(holder.store, 4) == (1,)
+    dial(holder.server.port).close()
+
+
+def test_a_recorded_handshake_is_worth_nothing(holder: Machine) -> None:
+    greeter = wire.ClientHandshake(SECRET, JOB, b"n" * wire.NONCE_BYTES)
+    with socket.create_connection((HOST, holder.server.port)) as sock:
+        peer = link.Link(sock, "server")
+        peer.send(greeter.greeting())
+        proof = greeter.prove(peer.receive())
+        peer.send(proof)
+        assert peer.receive() == {"ok": True}
+    with socket.create_connection((HOST, holder.server.port)) as sock:
+        peer = link.Link(sock, "server")
+        peer.send(greeter.greeting())
+        peer.receive()
+        peer.send(proof)
+        assert "refused" in peer.receive()
+
+
+def test_a_peer_that_says_nothing_is_dropped() -> None:
+    ours, theirs = socket.socketpair()
+    with theirs, pytest.raises(TransientError, match="left during the handshake"):
+        link.accept(ours, "mute", SECRET, JOB, timeout_s=0.05)
+
+
+def test_a_peer_that_drips_its_bytes_is_dropped() -> None:
+    ours, theirs = socket.socketpair()
+    done = threading.Event()
+
+    def drip() -> None:
+        with contextlib.suppress(OSError):
+            theirs.sendall(struct.pack("<I", 500))
+            while not done.wait(0.02):
+                theirs.sendall(b" ")
+
+    thread = threading.Thread(target=drip)
+    thread.start()
+    began_s = time.monotonic()
+    with pytest.raises(TransientError, match="left during the handshake"):
+        link.accept(ours, "slow", SECRET, JOB, timeout_s=0.2)
+    assert time.monotonic() - began_s < 2
+    done.set()
+    thread.join()
+    theirs.close()
+
+
+async def test_event_loops_speak_the_same(holder: Machine) -> None:
+    save(holder.store, 4, 1)
+    peer = await link.open_link(HOST, holder.server.port, SECRET, JOB)
+    await peer.send({"get": {"rank": 9, "step": 1}})
+    assert "refused" in await peer.receive()
+    await peer.send({"get": {"rank": 4, "step": 1}})
+    with pytest.raises(PermanentError, match="payload"):
+        await peer.receive()
+    peer.close()
+    with pytest.raises(PermanentError, match="does not know the secret"):
+        await link.open_link(HOST, holder.server.port, b"guess", JOB)
+
+
+async def test_an_event_loop_serves_links() -> None:
+    refusals: list[str] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            peer = await link.serve_link(reader, writer, SECRET, JOB, timeout_s=0.2)
+        except (PermanentError, TransientError) as error:
+            refusals.append(str(error))
+            return
+        await peer.send(await peer.receive())
+        peer.close()
+
+    server = await asyncio.start_server(serve, HOST, 0)
+    port = server.sockets[0].getsockname()[1]
+    async with server:
+        peer = await link.open_link(HOST, port, SECRET, JOB)
+        await peer.send({"echo": [1, 2]})
+        assert await peer.receive() == {"echo": [1, 2]}
+        with pytest.raises(asyncio.IncompleteReadError):
+            await peer.receive()
+        peer.close()
+        with pytest.raises(PermanentError):
+            await link.open_link(HOST, port, SECRET, "another job")
+        _, mute = await asyncio.open_connection(HOST, port)
+        while len(refusals) < 2:
+            await asyncio.sleep(0.01)
+        mute.close()
+    assert "left during the handshake" in refusals[1]
+
+
+HOLDER = """
+import sys, threading
+from everstep.agent.shards import ShardStore
+from everstep.agent.transfer import TransferServer
+server = TransferServer("127.0.0.1", ShardStore("m1"), b"a secret of the job", "job")
+print(server.port, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_holder_killed_during_a_put_costs_nothing_here(source: Machine) -> None:
+    root = Path(__file__).resolve().parents[2]
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDER],
+        env={**os.environ, "PYTHONPATH": f"{root}/core:{root}/agent"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        port = int(process.stdout.readline())
+        holder = MachineInfo("m1", HOST, port, 0, process.pid, 0.0)
+        save(source.store, 4, 1)
+        send(source, holder, 4, 1)
+        # Stopped, it takes what fits into the socket's buffers and then nothing.
+        process.send_signal(signal.SIGSTOP)
+        save(source.store, 4, 2)
+        future = source.sender.send(4, 2, holder)
+        with pytest.raises(TimeoutError):
+            future.result(0.1)
+        process.kill()
+        with pytest.raises(TransientError):
+            future.result(PATIENCE_S)
+    finally:
+        process.kill()
+        process.wait(PATIENCE_S)
+        process.stdin.close()
+        process.stdout.close()
+    assert steps(source.store, 4) == (1, 2)
