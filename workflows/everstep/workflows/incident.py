@@ -80,17 +80,15 @@ class ResolveIncident:
                 code_version=given.assignment.code_version,
             )
         )
-        for alert in sorted(given.alerts, key=lambda alert: alert.at_s):
-            self._story.tell(f"{alert.observer}: {alert.detail}", alert.at_s)
+        self._tell_alerts(given.alerts)
 
     # --- What comes in ---------------------------------------------------------------------------
 
     @workflow.signal
     def alerts(self, alerts: list[Alert]) -> None:
         """More evidence, forwarded by the job."""
-        for alert in alerts:
-            self._inbox.append(alert)
-            self._story.tell(f"{alert.observer}: {alert.detail}", alert.at_s)
+        self._inbox += alerts
+        self._tell_alerts(alerts)
 
     @workflow.signal
     def machine_joined(self, machine: MachineInfo) -> None:
@@ -353,6 +351,12 @@ class ResolveIncident:
         return result
 
     # --- Smaller parts ---------------------------------------------------------------------------
+
+    def _tell_alerts(self, alerts: Sequence[Alert]) -> None:
+        """One line for alerts that came together: thousands of ranks may end within a second."""
+        first, *others = sorted(alerts, key=lambda alert: alert.at_s)
+        more = f" (and {len(others)} more alerts)" if others else ""
+        self._story.tell(f"{first.observer}: {first.detail}{more}", first.at_s)
 
     async def _hold(self, missing: str, satisfied: Callable[[], bool]) -> None:
         """Wait for a person or a machine, saying for what; newer evidence overtakes the wait."""

@@ -227,24 +227,33 @@ class LocalRun:
     async def _see_through(
         self, client: Client, handle: WorkflowHandle[RunJob, JobResult]
     ) -> JobResult:
+        result = asyncio.create_task(self._result(handle))
         background = [
             asyncio.create_task(self._follow_steps()),
             asyncio.create_task(self._follow_story(client, handle)),
             asyncio.create_task(self._take_requests()),
         ]
         try:
-            while True:
-                try:
-                    return await handle.result()
-                except RPCError as error:
-                    logger.info("the server does not answer: %s", error)
-                    await asyncio.sleep(LOOK_EVERY_S)
-        except WorkflowFailureError as error:
-            raise PermanentError(f"the job failed: {error.cause}") from error
+            # The others never end; one that fails takes the run with it.
+            await asyncio.wait([result, *background], return_when=asyncio.FIRST_COMPLETED)
+            for follower in background:
+                if follower.done():
+                    follower.result()
+            return await result
         finally:
-            for task in background:
+            for task in (result, *background):
                 task.cancel()
-            await asyncio.gather(*background, return_exceptions=True)
+            await asyncio.gather(result, *background, return_exceptions=True)
+
+    async def _result(self, handle: WorkflowHandle[RunJob, JobResult]) -> JobResult:
+        while True:
+            try:
+                return await handle.result()
+            except WorkflowFailureError as error:
+                raise PermanentError(f"the job failed: {error.cause}") from error
+            except RPCError as error:
+                logger.info("the server does not answer: %s", error)
+                await asyncio.sleep(LOOK_EVERY_S)
 
     async def _follow_steps(self) -> None:
         """Tell of steps and fire the faults that they make due; the analyzer may be away."""
@@ -276,7 +285,7 @@ class LocalRun:
                 if status.phase != phase and status.phase == "training":
                     self._narrator.say("training")
                 phase = status.phase
-                self._warn_of_dead_agents(status)
+                self._fail_without_agents(status)
                 if status.incidents:
                     incident_id = names.incident_workflow_id(self._spec.name, status.incidents)
                     incident = client.get_workflow_handle_for(ResolveIncident.run, incident_id)
@@ -284,15 +293,16 @@ class LocalRun:
             except RPCError as error:
                 logger.info("cannot be asked now: %s", error)
 
-    def _warn_of_dead_agents(self, status: JobStatus) -> None:
+    def _fail_without_agents(self, status: JobStatus) -> None:
+        """An agent that ends before the job could start would be waited for in vain."""
         if status.assignment is not None:
             return
-        for machine, child in list(self._agents.items()):
+        for machine, child in self._agents.items():
             if child.pid == 0:
-                del self._agents[machine]
-                self._narrator.say(
-                    f"the agent of {machine} ended before it was ready; its log: {child.log}. "
-                    f"A replacement: everstep machine add {self._folder.path}"
+                lines = child.log.read_text(errors="replace").splitlines()
+                raise PermanentError(
+                    f"the agent of {machine} ended before it was ready: "
+                    f"{lines[-1] if lines else 'it said nothing'} (log: {child.log})"
                 )
 
     async def _take_requests(self) -> None:

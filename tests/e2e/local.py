@@ -1,0 +1,144 @@
+"""Local runs by the command that a user types, and what they left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import yaml
+
+from everstep.activities.archive import load_incidents
+from everstep.core.model import IncidentRecord
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "gpt"
+PATIENCE_S = 240.0
+
+
+def write_spec(folder: Path, steps: int, standbys: int, **changes: object) -> Path:
+    """A spec for the reference trainer on 4 machines of 2 ranks, quick to close its incidents."""
+    spec: dict[str, object] = {
+        "name": "gpt",
+        "command": ["python", "train.py", "--steps", str(steps)],
+        "code": {"directory": str(EXAMPLE)},
+        "machines": 4,
+        "gpus_per_machine": 2,
+        "parallelism": {"tp": 2, "pp": 2, "dp": 2, "order": "tp-pp-dp"},
+        "standby": {"count": standbys},
+        "ladder": {"probation_steps": 1, "probation_s": 0.2},
+        "safety": {"max_evicted_ratio": 1.0},
+        **changes,
+    }
+    file = folder / "job.yaml"
+    file.write_text(yaml.safe_dump(spec))  # pyright: ignore[reportUnknownMemberType]
+    return file
+
+
+@dataclass
+class Finished:
+    """A run that has ended."""
+
+    folder: Path
+    code: int
+    stdout: str
+    stderr: str
+
+    @property
+    def state(self) -> dict[str, Any]:
+        return dict(json.loads((self.folder / "run.json").read_text()))
+
+    @property
+    def incidents(self) -> list[IncidentRecord]:
+        return load_incidents(self.folder / "incidents")
+
+    def digests(self) -> dict[int, str]:
+        found = [json.loads(f.read_text()) for f in (self.folder / "output").glob("digest-*.json")]
+        return {int(content["rank"]): str(content["sha256"]) for content in found}
+
+    def effects(self, effect: str) -> list[dict[str, Any]]:
+        """What all agents did, from their journals."""
+        return [
+            entry
+            for journal in sorted((self.folder / "machines").glob("*/journal.jsonl"))
+            for entry in map(json.loads, journal.read_text().splitlines())
+            if entry["effect"] == effect
+        ]
+
+    def evictions(self) -> list[str]:
+        file = self.folder / "evictions.jsonl"
+        lines = file.read_text().splitlines() if file.exists() else []
+        return [str(json.loads(line)["machine"]) for line in lines]
+
+    def starts_by_machine(self) -> Counter[tuple[str, int]]:
+        """How often each machine really started each attempt: once, whoever was killed."""
+        return Counter(
+            (journal.parent.name, int(entry["attempt"]))
+            for journal in (self.folder / "machines").glob("*/journal.jsonl")
+            for entry in map(json.loads, journal.read_text().splitlines())
+            if entry["effect"] == "started"
+        )
+
+    def explain(self) -> str:
+        return f"exit code {self.code}\n{self.stdout}\n{self.stderr}"
+
+
+def command(spec: Path, folder: Path, options: Sequence[str]) -> list[str]:
+    return [
+        sys.executable, "-m", "everstep.cli.main", "run", str(spec), "--run-dir", str(folder),
+        *options,
+    ]  # fmt: skip
+
+
+def run(spec: Path, folder: Path, *faults: str) -> Finished:
+    """Run to the end; whatever happens, nothing of the run stays behind."""
+    options = [part for fault in faults for part in ("--fault", fault)]
+    process = start(spec, folder, *options)
+    try:
+        stdout, stderr = process.communicate(timeout=PATIENCE_S)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGTERM)
+        stdout, stderr = process.communicate(timeout=30)
+        raise AssertionError(f"not done in {PATIENCE_S} s\n{stdout}\n{stderr}") from None
+    return Finished(folder, process.returncode, stdout, stderr)
+
+
+def start(spec: Path, folder: Path, *options: str) -> subprocess.Popen[str]:
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("TEMPORAL_")}
+    return subprocess.Popen(
+        command(spec, folder, options),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        cwd=folder.parent,
+    )
+
+
+def processes_of(folder: Path) -> list[psutil.Process]:
+    """Every process that was started for a run, by its environment or its command line."""
+    found: list[psutil.Process] = []
+    for process in psutil.process_iter():
+        try:
+            marks = [*process.cmdline(), *process.environ().values()]
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+        if process.pid != os.getpid() and any(str(folder) in mark for mark in marks):
+            found.append(process)
+    return found
+
+
+def assert_nothing_left(folder: Path, patience_s: float = 5.0) -> None:
+    deadline_s = time.monotonic() + patience_s
+    while left := processes_of(folder):
+        if time.monotonic() > deadline_s:
+            raise AssertionError(f"left behind: {[' '.join(p.cmdline()) for p in left]}")
+        time.sleep(0.05)

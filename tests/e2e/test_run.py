@@ -1,0 +1,69 @@
+"""Whole runs with real faults: they end with the very weights of an undisturbed run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from everstep.core.model import Outcome, Rung, Symptom
+from tests.e2e.local import Finished, assert_nothing_left, run, write_spec
+
+pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.timeout(400)]
+
+STEPS = 60
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
+    """Digests by rank of a run without faults."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    done = run(write_spec(folder, STEPS, 0), folder / "run")
+    assert done.code == 0, done.explain()
+    assert done.incidents == []
+    assert sorted(done.digests()) == list(range(8))
+    return done.digests()
+
+
+def check(done: Finished, undisturbed: dict[int, str], incidents: int) -> None:
+    """What holds after every run, whatever was killed."""
+    assert done.code == 0, done.explain()
+    assert done.digests() == undisturbed
+    records = done.incidents
+    assert len(records) == incidents, done.explain()
+    assert {record.outcome for record in records} <= {Outcome.RECOVERED}
+    assert all(record.lost_steps <= 1 for record in records), done.explain()
+    assert set(done.starts_by_machine().values()) == {1}
+    assert_nothing_left(done.folder)
+
+
+def test_killed_ranks_of_every_coordinate(tmp_path: Path, undisturbed: dict[int, str]) -> None:
+    faults = [f"rank_killed@{5 + 7 * rank}:{rank}" for rank in range(8)]
+    done = run(write_spec(tmp_path, STEPS, 1), tmp_path / "run", *faults)
+    check(done, undisturbed, incidents=8)
+    assert [r.finding.ranks for r in done.incidents] == [(rank,) for rank in range(8)]
+    assert {c.rung for r in done.incidents for c in r.climbs} == {Rung.REATTEMPT}
+    assert done.evictions() == []
+
+
+def test_every_machine_is_lost_once(tmp_path: Path, undisturbed: dict[int, str]) -> None:
+    faults = [f"machine_lost@{5 + 12 * m}:m{m}" for m in range(4)]
+    done = run(write_spec(tmp_path, STEPS, 4), tmp_path / "run", *faults)
+    check(done, undisturbed, incidents=4)
+    assert {r.finding.symptom for r in done.incidents} == {Symptom.AGENT_LOST}
+    assert done.evictions() == ["m0", "m1", "m2", "m3"]
+    assert [r.replacements for r in done.incidents] == [("m4",), ("m5",), ("m6",), ("m7",)]
+
+
+def test_second_machine_lost_while_the_first_recovers(
+    tmp_path: Path, undisturbed: dict[int, str]
+) -> None:
+    # m0 and m1 keep their copies on m3 and m2: whatever the moment, no shard loses both copies.
+    faults = ["machine_lost@20:m0", "machine_lost@20+0.4:m1"]
+    done = run(write_spec(tmp_path, STEPS, 2), tmp_path / "run", *faults)
+    assert done.code == 0, done.explain()
+    assert done.digests() == undisturbed
+    assert sorted(done.evictions()) == ["m0", "m1"]
+    assert sum(r.lost_steps for r in done.incidents) <= 2
+    assert set(done.starts_by_machine().values()) == {1}
+    assert_nothing_left(done.folder)
