@@ -1,0 +1,246 @@
+"""One attempt's ranks on one machine: started, watched, and in the end all gone.
+
+Belongs to the event loop, apart from `launch`, which blocks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from everstep.agent.channel import RankChannel
+from everstep.agent.config import MachineConfig
+from everstep.agent.journal import Journal
+from everstep.agent.launcher import Launcher, last_lines
+from everstep.agent.nursery import Ended
+from everstep.agent.shards import ShardStore
+from everstep.agent.transfer import BackupSender
+from everstep.core.errors import TransientError
+from everstep.core.model import (
+    MachineEvent,
+    RankExit,
+    RankProgress,
+    RanksFinished,
+    RankStart,
+    StartOrder,
+)
+
+logger = logging.getLogger(__name__)
+
+_DRAIN_PATIENCE_S = 0.01
+_DEATH_PATIENCE_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What all attempts on a machine share.
+
+    Attributes:
+        config: The machine's part in the job.
+        loop: The event loop.
+        launcher: Starts and kills processes.
+        journal: Where effects are written.
+        store: Where shards lie.
+        sender: Sends backups.
+        rendezvous: Listening socket for the store of each attempt.
+        on_event: Called in the event loop with what the outside should know.
+    """
+
+    config: MachineConfig
+    loop: asyncio.AbstractEventLoop
+    launcher: Launcher
+    journal: Journal
+    store: ShardStore
+    sender: BackupSender
+    rendezvous: socket.socket
+    on_event: Callable[[MachineEvent], None]
+
+
+@dataclass(slots=True)
+class _Rank:
+    log: Path
+    channel: RankChannel
+    step: int | None = None
+    exit: RankExit | None = None
+
+
+class Attempt:
+    """The ranks that one start order makes.
+
+    Args:
+        order: The order.
+        around: What it works with.
+    """
+
+    def __init__(self, order: StartOrder, around: Surroundings) -> None:
+        self._order = order
+        self._around = around
+        self._directory = around.config.directory / f"attempt-{order.attempt}"
+        self._ranks: dict[int, _Rank] = {}
+        self._alive: set[int] = set()
+        self._fewer_alive = asyncio.Event()
+        self._stopping = False
+        self._over = False
+        self._stopped: list[int] = []
+        self._reports: set[asyncio.Task[None]] = set()
+        # Closing waits for a channel's thread, which may wait for another machine.
+        self._closers = ThreadPoolExecutor(max(1, 2 * len(order.ranks)), "channel-closer")
+
+    @property
+    def exits(self) -> tuple[RankExit, ...]:
+        """Ranks that ended by themselves, by time."""
+        ended = [rank.exit for rank in self._ranks.values() if rank.exit is not None]
+        return tuple(sorted(ended, key=lambda end: end.at_s))
+
+    @property
+    def stopped(self) -> tuple[int, ...]:
+        """Ranks that were ended by an order, ascending."""
+        return tuple(sorted(self._stopped))
+
+    def launch(self) -> tuple[int, ...]:
+        """Start the ranks, and the rendezvous store if this is slot 0; blocks.
+
+        Returns:
+            Their process ids, in the order's order.
+
+        Raises:
+            TransientError, OSError: Not all could be started; those that were have to be ended.
+        """
+        order, around = self._order, self._around
+        self._directory.mkdir(parents=True, exist_ok=True)
+        if order.slot == 0:
+            log = self._directory / "store.log"
+            around.launcher.start_store(around.rendezvous, log, self._see_store_end)
+        pids = tuple(self._launch_rank(start) for start in order.ranks)
+        ranks = [start.rank for start in order.ranks]
+        around.journal.write("started", attempt=order.attempt, ranks=ranks, pids=pids)
+        return pids
+
+    async def end(self) -> None:
+        """Leave nothing of it running; whoever ended by himself is reported first.
+
+        Raises:
+            TransientError: Something does not die.
+        """
+        if self._over:
+            return
+        self._stopping = True
+        await asyncio.to_thread(self._around.launcher.kill)
+        try:
+            async with asyncio.timeout(_DEATH_PATIENCE_S):
+                while self._alive:
+                    self._fewer_alive.clear()
+                    await self._fewer_alive.wait()
+                await asyncio.gather(*self._reports)
+        except TimeoutError as error:
+            raise TransientError(f"ranks {sorted(self._alive)} do not die") from error
+        await asyncio.gather(*(self._hang_up(rank) for rank in self._ranks.values()))
+        self._closers.shutdown(wait=False)
+        self._over = True
+
+    def _launch_rank(self, start: RankStart) -> int:
+        ours, theirs = socket.socketpair()
+        rank = _Rank(self._directory / f"rank-{start.rank:05d}.log", self._channel(start, ours))
+        # Before its end or its progress can be told.
+        self._ranks[start.rank] = rank
+        self._alive.add(start.rank)
+        rank.channel.start()
+        with theirs:
+            try:
+                return self._around.launcher.start_rank(
+                    self._order,
+                    start,
+                    theirs,
+                    rank.log,
+                    lambda ended: self._post(self._see_end, start.rank, ended),
+                )
+            except BaseException:
+                self._alive.discard(start.rank)
+                raise
+
+    def _channel(self, start: RankStart, sock: socket.socket) -> RankChannel:
+        return RankChannel(
+            start.rank,
+            self._order.attempt,
+            sock,
+            self._around.store,
+            self._around.sender,
+            start.backup,
+            self._order.restore_step,
+            lambda rank, step: self._post(self._see_progress, rank, step),
+            self._around.config.backup_timeout_s,
+        )
+
+    def _post(self, function: Callable[..., None], *arguments: Any) -> None:
+        # The loop may be gone while a machine is torn down.
+        with contextlib.suppress(RuntimeError):
+            self._around.loop.call_soon_threadsafe(function, *arguments)
+
+    def _see_store_end(self, ended: Ended) -> None:
+        if not self._stopping:
+            logger.warning("the store of attempt %d ended: %s", self._order.attempt, ended)
+
+    def _see_progress(self, rank: int, step: int) -> None:
+        self._ranks[rank].step = step
+        machine = self._around.config.machine
+        event = RankProgress(machine, self._order.attempt, rank, step, time.time())
+        self._around.on_event(event)
+
+    def _see_end(self, rank: int, ended: Ended) -> None:
+        # With another signal or a status it got ahead of the order.
+        if self._stopping and ended.signal == signal.SIGKILL:
+            self._stopped.append(rank)
+            self._count_out(rank)
+            return
+        report = asyncio.ensure_future(self._report_end(rank, ended))
+        self._reports.add(report)
+        report.add_done_callback(self._reports.discard)
+
+    async def _report_end(self, number: int, ended: Ended) -> None:
+        rank = self._ranks[number]
+        await self._hang_up(rank)
+        lines = await asyncio.to_thread(last_lines, rank.log)
+        rank.exit = RankExit(
+            rank=number,
+            machine=self._around.config.machine,
+            attempt=self._order.attempt,
+            exit_code=ended.exit_code,
+            signal=ended.signal,
+            at_s=ended.at_s,
+            step=rank.step,
+            last_lines=(*lines, ended.note) if ended.note else lines,
+        )
+        if not rank.exit.succeeded:
+            self._around.on_event(rank.exit)
+        self._count_out(number)
+        await asyncio.to_thread(
+            self._around.journal.write,
+            "exited",
+            attempt=self._order.attempt,
+            rank=number,
+            exit_code=ended.exit_code,
+            signal=ended.signal,
+        )
+
+    def _count_out(self, rank: int) -> None:
+        self._alive.discard(rank)
+        self._fewer_alive.set()
+        exits = self.exits
+        if len(exits) == len(self._order.ranks) and all(end.succeeded for end in exits):
+            machine = self._around.config.machine
+            self._around.on_event(RanksFinished(machine, self._order.attempt, exits[-1].at_s))
+
+    async def _hang_up(self, rank: _Rank) -> None:
+        """Hear what the rank said last, and close its channel."""
+        closing = self._around.loop.run_in_executor(self._closers, rank.channel.close)
+        # Its thread has heard everything by now; or it waits for another machine, and need not.
+        await asyncio.wait([closing], timeout=_DRAIN_PATIENCE_S)

@@ -1,0 +1,50 @@
+"""What an agent has to know of its job and its machine to serve it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class MachineConfig:
+    """One machine's part in a job; a new code version changes nothing here.
+
+    Attributes:
+        job: Name of the job.
+        machine: Name of the machine, unique in the job.
+        host: Address to listen on, under which the other machines reach this one.
+        directory: Where logs and the journal lie; this agent's alone.
+        command: What a rank runs, in the code directory; the first word `python` means this
+            interpreter.
+        code_directory: The code at the time of the agent's start, whose imports are made ahead.
+        output_dir: Where ranks put what they produce.
+        parallelism: Sizes and order, as `tp=2,pp=2,dp=2;order=tp-pp-dp`.
+        gpus_per_machine: Ranks on a machine, > 0.
+        secret: The job's secret; never shown to a rank.
+        environment: The spec's variables for ranks; they win over everything else.
+        prewarm: Modules to import ahead, besides those that the script's source names.
+        backup_timeout_s: How long a step may wait for its copy on the other machine, > 0.
+        prewarm_timeout_s: How long imports may take before ranks start as fresh programs, > 0.
+    """
+
+    job: str
+    machine: str
+    host: str
+    directory: Path
+    command: tuple[str, ...]
+    code_directory: Path
+    output_dir: Path
+    parallelism: str
+    gpus_per_machine: int
+    secret: bytes = field(repr=False)
+    environment: Mapping[str, str] = field(default_factory=dict[str, str])
+    prewarm: tuple[str, ...] = ()
+    backup_timeout_s: float = 30.0
+    prewarm_timeout_s: float = 300.0
+
+    @property
+    def owner(self) -> str:
+        """What marks the processes of this machine on its host."""
+        return str(self.directory.resolve())

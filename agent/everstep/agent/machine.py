@@ -1,0 +1,245 @@
+"""One machine of a job: serves its orders, watches its ranks, holds its checkpoint memory.
+
+No Temporal here: the worker around it turns activities into orders and events into signals.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from everstep.agent.attempt import Attempt, Surroundings
+from everstep.agent.config import MachineConfig
+from everstep.agent.journal import Journal
+from everstep.agent.launcher import Launcher
+from everstep.agent.nursery import Readiness
+from everstep.agent.shards import ShardStore
+from everstep.agent.transfer import BackupSender, TransferServer, pull
+from everstep.core.errors import EverstepError, StaleAttempt, TransientError
+from everstep.core.model import (
+    MachineEvent,
+    MachineInfo,
+    MachineReport,
+    Pull,
+    RestoreOrder,
+    RestoreReport,
+    ShardCopy,
+    StartOrder,
+    StartReport,
+    StopOrder,
+)
+
+__all__ = ["Machine", "MachineConfig"]
+
+logger = logging.getLogger(__name__)
+
+# All ranks of a job may be waiting for a store that is not there yet.
+_BACKLOG = 4096
+
+_Report = TypeVar("_Report")
+
+
+class Machine:
+    """Serves the orders of one machine, one at a time, each safe to be given twice.
+
+    An order that was begun is finished, even if its caller is cancelled. To be used in one event
+    loop; all that blocks runs in threads.
+
+    Args:
+        config: The machine's part in the job.
+        on_event: Called in the event loop with what the outside should know.
+    """
+
+    def __init__(self, config: MachineConfig, on_event: Callable[[MachineEvent], None]) -> None:
+        self._config = config
+        self._on_event = on_event
+        self._one_order = asyncio.Lock()
+        self._store = ShardStore(config.machine)
+        self._sender = BackupSender(self._store, config.secret, config.job)
+        self._launcher = Launcher(config)
+        self._running: Attempt | None = None
+        # The newest attempt that was started or stopped here, and which of the two it was.
+        self._attempt = -1
+        self._started: StartReport | None = None
+        self._stopped: MachineReport | None = None
+
+    async def open(self) -> MachineInfo:
+        """Begin to serve: end what an earlier agent left behind, listen, start to pre-warm.
+
+        Raises:
+            OSError: The directory cannot be written, or the host's address not be listened on.
+            TransientError: Something that an earlier agent left behind does not die.
+        """
+        info = await asyncio.to_thread(self._open)
+        self._around = Surroundings(
+            self._config,
+            asyncio.get_running_loop(),
+            self._launcher,
+            self._journal,
+            self._store,
+            self._sender,
+            self._rendezvous,
+            self._on_event,
+        )
+        self._on_event(info)
+        return info
+
+    async def stop(self, order: StopOrder) -> MachineReport:
+        """End every rank and all that it started; a second time, the first report.
+
+        Raises:
+            StaleAttempt: A newer attempt runs here.
+            TransientError: A process does not die.
+        """
+        return await self._serve(self._stop(order))
+
+    async def restore(self, order: RestoreOrder) -> RestoreReport:
+        """Fetch shards that are not here; a second time, only those still missing.
+
+        Raises:
+            StaleAttempt: The attempt runs here already, or a newer one does.
+            TransientError: A process of an older attempt does not die.
+        """
+        return await self._serve(self._restore(order))
+
+    async def start(self, order: StartOrder) -> StartReport:
+        """Start the ranks of one slot; a second time, the first report.
+
+        Raises:
+            StaleAttempt: A newer attempt runs here, or this one was stopped.
+            TransientError: Not all ranks could be started, and so none runs.
+        """
+        if order.attempt > self._attempt:
+            # Imports may take long, and a stop order must not have to wait for them.
+            await asyncio.to_thread(self._launcher.wait_ready)
+        return await self._serve(self._start(order))
+
+    async def close(self) -> None:
+        """End everything on this machine.
+
+        Raises:
+            TransientError: A process does not die.
+        """
+        async with self._one_order:
+            try:
+                await self._end_ranks()
+            finally:
+                await asyncio.to_thread(self._close)
+
+    async def _serve(self, serving: Coroutine[Any, Any, _Report]) -> _Report:
+        async def alone() -> _Report:
+            async with self._one_order:
+                return await serving
+
+        task = asyncio.ensure_future(alone())
+        # Nobody may be left to hear of a failure.
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return await asyncio.shield(task)
+
+    def _open(self) -> MachineInfo:
+        config = self._config
+        config.directory.mkdir(parents=True, exist_ok=True)
+        self._journal = Journal(config.directory / "journal.jsonl")
+        self._launcher.kill()
+        self._rendezvous = socket.create_server((config.host, 0), backlog=_BACKLOG)
+        self._transfer = TransferServer(config.host, self._store, config.secret, config.job)
+        self._launcher.warm()
+        info = MachineInfo(
+            machine=config.machine,
+            host=config.host,
+            transfer_port=self._transfer.port,
+            rendezvous_port=self._rendezvous.getsockname()[1],
+            agent_pid=os.getpid(),
+            joined_at_s=time.time(),
+        )
+        self._journal.write("ready", agent_pid=info.agent_pid)
+        return info
+
+    def _close(self) -> None:
+        self._launcher.close()
+        self._sender.close()
+        self._transfer.close()
+        self._rendezvous.close()
+        self._journal.write("closed")
+        self._journal.close()
+
+    async def _stop(self, order: StopOrder) -> MachineReport:
+        if order.attempt < self._attempt:
+            raise StaleAttempt(order.attempt, self._attempt)
+        if order.attempt == self._attempt and self._stopped is not None:
+            return self._stopped
+        await self._end_ranks()
+        running = self._running
+        report = MachineReport(
+            machine=self._config.machine,
+            exits=() if running is None else running.exits,
+            stopped=() if running is None else running.stopped,
+            copies=await asyncio.to_thread(self._freeze_memory, order.attempt + 1),
+        )
+        await self._note("stopped", attempt=order.attempt, ranks=report.stopped)
+        self._attempt, self._started, self._stopped = order.attempt, None, report
+        return report
+
+    def _freeze_memory(self, attempt: int) -> tuple[ShardCopy, ...]:
+        # A backup that is still on its way would push out a step that is in the report.
+        self._store.advance(attempt)
+        return self._store.copies()
+
+    async def _restore(self, order: RestoreOrder) -> RestoreReport:
+        if order.attempt <= self._attempt:
+            raise StaleAttempt(order.attempt, self._attempt)
+        await self._end_ranks()
+        self._store.advance(order.attempt)
+        outcomes = await asyncio.gather(
+            *(asyncio.to_thread(self._pull, item, order.step) for item in order.pulls)
+        )
+        failed = tuple((rank, reason) for rank, reason in outcomes if reason)
+        pulled = tuple(rank for rank, reason in outcomes if not reason)
+        await self._note("restored", attempt=order.attempt, pulled=pulled, failed=failed)
+        return RestoreReport(self._config.machine, pulled, failed)
+
+    def _pull(self, item: Pull, step: int) -> tuple[int, str]:
+        try:
+            pull(item, step, self._store, self._config.secret, self._config.job)
+        except EverstepError as error:
+            return item.rank, str(error)
+        return item.rank, ""
+
+    async def _start(self, order: StartOrder) -> StartReport:
+        if order.attempt == self._attempt and self._started is not None:
+            return self._started
+        if order.attempt <= self._attempt:
+            raise StaleAttempt(order.attempt, self._attempt)
+        await self._end_ranks()
+        readiness = await asyncio.to_thread(self._prepare, order)
+        self._running = Attempt(order, self._around)
+        try:
+            pids = await asyncio.to_thread(self._running.launch)
+        except (EverstepError, OSError) as error:
+            await self._end_ranks()
+            raise TransientError(f"attempt {order.attempt} did not start: {error}") from error
+        report = StartReport(self._config.machine, pids, readiness.prewarmed)
+        self._attempt, self._started, self._stopped = order.attempt, report, None
+        return report
+
+    def _prepare(self, order: StartOrder) -> Readiness:
+        self._store.advance(order.attempt)
+        self._store.discard_after(order.restore_step)
+        self._store.keep_only([start.rank for start in order.ranks], order.held_ranks)
+        readiness = self._launcher.wait_ready()
+        for note in readiness.notes:
+            logger.warning("pre-warming: %s", note)
+        self._journal.write("prewarmed", prewarmed=readiness.prewarmed, notes=readiness.notes)
+        return readiness
+
+    async def _end_ranks(self) -> None:
+        if self._running is not None:
+            await self._running.end()
+
+    async def _note(self, effect: str, **fields: Any) -> None:
+        await asyncio.to_thread(self._journal.write, effect, **fields)
