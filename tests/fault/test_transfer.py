@@ -329,6 +329,30 @@ def test_an_attempt_that_ends_during_a_transfer_refuses_it(holder: Machine) -> N
     assert steps(holder.store, 4) == (1,)
 
 
+def test_a_transfer_that_an_order_overtook_pushes_nothing_out(holder: Machine) -> None:
+    save(holder.store, 4, 1)
+    region = holder.store.region_for(4, shard_of(4, 2).body_bytes)
+    save(holder.store, 4, 2)
+    outcome: list[BaseException] = []
+
+    def put() -> None:
+        try:
+            holder.store.take_in(shard_of(4, 3), lambda _: 0)
+        except StaleAttempt as error:
+            outcome.append(error)
+
+    # Held up between its admission and its first byte.
+    with region.receiving:
+        thread = threading.Thread(target=put)
+        thread.start()
+        holder.store.advance(2)
+        copies = holder.store.copies()
+    thread.join()
+    assert len(outcome) == 1
+    assert holder.store.copies(verify=True) == copies
+    assert steps(holder.store, 4) == (1, 2)
+
+
 def test_older_steps_never_replace_newer_ones(source: Machine, holder: Machine) -> None:
     save(holder.store, 4, 5)
     save(source.store, 4, 3)

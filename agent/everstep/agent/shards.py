@@ -14,7 +14,7 @@ import os
 import threading
 import weakref
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
 
 from everstep.core.errors import PermanentError, StaleAttempt, TransientError
@@ -179,53 +179,47 @@ class ShardStore:
                 raise PermanentError(f"machine {self.machine}: rank {shard.rank} runs here")
             region = self.region_for(shard.rank, shard.body_bytes)
         found = region.view.find(shard.step)
-        if found is not None and found[1] == shard:
-            return
-        self._receive(region, shard, fill)
+        if found is None or found[1] != shard:
+            self._receive(region, shard, fill, shard.attempt)
 
     def put_back(self, shard: Shard, fill: Fill) -> None:
         """Receive the shard that a rank restarts from, in place of a damaged or a later one.
 
         Raises:
+            StaleAttempt: A newer attempt began meanwhile.
             PermanentError: It arrived damaged.
             TransientError: No memory, or another transfer of this rank goes on.
         """
         with self._lock:
+            attempt = self._attempt
             region = self.region_for(shard.rank, shard.body_bytes)
             region.view.discard_after(shard.step - 1)
-        self._receive(region, shard, fill)
+        self._receive(region, shard, fill, attempt)
 
-    def _receive(self, region: SharedRegion, shard: Shard, fill: Fill) -> None:
-        oldest_attempt = max(shard.attempt, self.attempt)
+    def _receive(self, region: SharedRegion, shard: Shard, fill: Fill, attempt: int) -> None:
         if not region.receiving.acquire(timeout=_RECEIVE_PATIENCE_S):
             raise TransientError(f"rank {shard.rank}'s last transfer still goes on")
         try:
-            view = region.view
-            for slot, held in view.committed():
-                if held.step < shard.step:
-                    continue
-                if held.attempt >= shard.attempt:
-                    raise PermanentError(f"step {shard.step} is not newer than step {held.step}")
-                view.invalidate(slot)
-            newest = view.newest()
-            slot = view.slot_to_overwrite(None if newest is None else newest[1].step)
-            view.invalidate(slot)
-            if fill(view.body(slot)[: shard.body_bytes]) != shard.crc32:
+            with self._current(region, attempt):
+                slot = _make_room(region.view, shard)
+            if fill(region.view.body(slot)[: shard.body_bytes]) != shard.crc32:
                 raise PermanentError(
                     f"rank {shard.rank}'s step {shard.step} arrived damaged (bad checksum)"
                 )
-            self._commit(region, slot, shard, oldest_attempt)
+            with self._current(region, attempt):
+                region.view.commit(slot, shard)
         finally:
             region.receiving.release()
 
-    def _commit(self, region: SharedRegion, slot: int, shard: Shard, attempt: int) -> None:
-        # What was agreed on may have changed while the bytes came in.
+    @contextlib.contextmanager
+    def _current(self, region: SharedRegion, attempt: int) -> Generator[None]:
+        """Hold the lock, having made sure that what a transfer began with is still so."""
         with self._lock:
             if self._attempt > attempt:
                 raise StaleAttempt(attempt, self._attempt)
-            if self._regions.get(shard.rank) is not region:
-                raise TransientError(f"rank {shard.rank}'s memory was given back meanwhile")
-            region.view.commit(slot, shard)
+            if self._regions.get(region.rank) is not region:
+                raise TransientError(f"rank {region.rank}'s memory was given back meanwhile")
+            yield
 
     def _allocate(self, rank: int, slot_bytes: int) -> SharedRegion:
         needed_bytes = region_bytes(slot_bytes)
@@ -281,6 +275,21 @@ def _room_in(group: Path, otherwise_bytes: int) -> int:
 def _fields(path: Path) -> dict[str, int]:
     words = (line.split() for line in path.read_text().splitlines())
     return {name: int(value) for name, value, *_ in words}
+
+
+def _make_room(view: Region, shard: Shard) -> int:
+    """The slot to receive a shard in, emptied."""
+    for slot, held in view.committed():
+        if held.step < shard.step:
+            continue
+        if held.attempt >= shard.attempt:
+            raise PermanentError(f"step {shard.step} is not newer than step {held.step}")
+        # The newer attempt restarted before that step: it belongs to a past that is over.
+        view.invalidate(slot)
+    newest = view.newest()
+    slot = view.slot_to_overwrite(None if newest is None else newest[1].step)
+    view.invalidate(slot)
+    return slot
 
 
 def _take_over(new: Region, old: Region) -> None:
