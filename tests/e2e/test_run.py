@@ -7,22 +7,10 @@ from pathlib import Path
 import pytest
 
 from everstep.core.model import Outcome, Rung, Symptom
+from tests.e2e.conftest import STEPS
 from tests.e2e.local import Finished, assert_nothing_left, run, write_spec
 
 pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.timeout(400)]
-
-STEPS = 60
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
-    """Digests by rank of a run without faults."""
-    folder = tmp_path_factory.mktemp("undisturbed")
-    done = run(write_spec(folder, STEPS, 0), folder / "run")
-    assert done.code == 0, done.explain()
-    assert done.incidents == []
-    assert sorted(done.digests()) == list(range(8))
-    return done.digests()
 
 
 def check(done: Finished, undisturbed: dict[int, str], incidents: int) -> None:

@@ -18,7 +18,7 @@ from everstep.core import names
 from everstep.core.model import Alert, IncidentRecord, Observer, RanksFinished, Symptom
 from everstep.spec.job import JobSpec
 from everstep.workers import registry, runtime
-from everstep.workflows import story
+from everstep.workflows import options, story
 from everstep.workflows.incident import ResolveIncident
 from everstep.workflows.job import RunJob
 from everstep.workflows.messages import EvictOrder, JobInput, JobResult, JobStatus
@@ -160,7 +160,7 @@ async def controlled(address: str, spec: JobSpec, world: FakeWorld) -> AsyncGene
             args=[JobInput(spec, "v1", "/code/v1"), None],
             id=names.job_workflow_id(spec.name),
             task_queue=names.CONTROLLER_QUEUE,
-            task_timeout=runtime.WORKFLOW_TASK_TIMEOUT,
+            task_timeout=options.WORKFLOW_TASK_TIMEOUT,
             search_attributes=story.job_attributes(spec.name),
         )
         control = Control(client, spec, world, archive, handle, workers)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import time
@@ -11,7 +12,9 @@ from pathlib import Path
 import psutil
 from temporalio import activity
 
+from everstep.activities.failure import as_failures
 from everstep.activities.heartbeat import beating
+from everstep.core.errors import TransientError
 from everstep.workflows.messages import EvictOrder
 from everstep.workflows.ports import ClusterPort
 
@@ -39,19 +42,18 @@ class LocalCluster(ClusterPort):
         Heartbeats: yes.
         Gives up when: never; a process that does not die is tried again.
         """
-        async with beating():
-            await asyncio.to_thread(self._evict, order)
+        with as_failures():
+            async with beating():
+                await asyncio.to_thread(self._evict, order)
 
     def _evict(self, order: EvictOrder) -> None:
         victim = _agent_of(order.machine.agent_pid, order.machine.machine)
         if victim is not None:
             family = [victim, *victim.children(recursive=True)]
             for process in family:
-                if process.is_running():
+                with contextlib.suppress(psutil.NoSuchProcess):
                     process.kill()
-            _, alive = psutil.wait_procs(family, timeout=KILL_PATIENCE_S)
-            if alive:
-                raise RuntimeError(f"{order.machine.machine}: processes {alive} do not die")
+            _wait_until_gone(family, order.machine.machine)
         entry: dict[str, str | int] = {
             "effect": "evict",
             "machine": order.machine.machine,
@@ -70,6 +72,26 @@ class LocalCluster(ClusterPort):
             return False
         lines = self._journal.read_text().splitlines()
         return any(entry.items() <= json.loads(line).items() for line in lines)
+
+
+def _wait_until_gone(family: list[psutil.Process], machine: str) -> None:
+    """Wait for deaths, not for burials: whoever adopts an orphan may take its time to reap it.
+
+    Raises:
+        TransientError: Something lives on.
+    """
+    deadline_s = time.monotonic() + KILL_PATIENCE_S
+    while alive := [process.pid for process in family if not _is_gone(process)]:
+        if time.monotonic() > deadline_s:
+            raise TransientError(f"{machine}: processes {alive} do not die")
+        time.sleep(0.005)
+
+
+def _is_gone(process: psutil.Process) -> bool:
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def _agent_of(pid: int, machine: str) -> psutil.Process | None:

@@ -29,9 +29,6 @@ is what a bug should do until fixed code is deployed."""
 STICKY_TIMEOUT = timedelta(seconds=1)
 """How long a dead worker's workflows wait before another takes them (the default is 10 s)."""
 
-WORKFLOW_TASK_TIMEOUT = timedelta(seconds=2)
-"""How long a workflow task of a dead worker waits (the default is 10 s)."""
-
 RECONNECT_EVERY_S = 0.3
 
 

@@ -64,6 +64,7 @@ class ResolveIncident:
         self._judged = 0
         self._stopped: list[MachineReport] = []
         self._vacant: list[int] = []
+        self._evicting: list[str] = []
         self._restarts_without_progress = 0
         self._approved = False
         self._job_finished = False
@@ -86,9 +87,11 @@ class ResolveIncident:
 
     @workflow.signal
     def alerts(self, alerts: list[Alert]) -> None:
-        """More evidence, forwarded by the job."""
+        """More evidence, forwarded by the job; that what we evict is gone is none."""
+        alerts = [alert for alert in alerts if alert.machine not in self._evicting]
         self._inbox += alerts
-        self._tell_alerts(alerts)
+        if alerts:
+            self._tell_alerts(alerts)
 
     @workflow.signal
     def machine_joined(self, machine: MachineInfo) -> None:
@@ -206,6 +209,7 @@ class ResolveIncident:
             await self._evict(decision)
 
     async def _evict(self, decision: ladder.Decision) -> None:
+        self._evicting += decision.machines
         for slot, info in enumerate(self._assignment.slots):
             machine = info.machine
             if machine not in decision.machines or slot in self._vacant:

@@ -24,7 +24,7 @@ from everstep.core.model import (
     RanksFinished,
     Symptom,
 )
-from everstep.workflows import restart, story
+from everstep.workflows import options, restart, story
 from everstep.workflows.incident import ResolveIncident
 from everstep.workflows.messages import (
     IncidentInput,
@@ -228,6 +228,7 @@ class RunJob:
                 evictions=tuple(self._state.evictions),
             ),
             id=names.incident_workflow_id(job, self._state.incidents),
+            task_timeout=options.WORKFLOW_TASK_TIMEOUT,
             parent_close_policy=workflow.ParentClosePolicy.ABANDON,
             id_reuse_policy=WorkflowIDReusePolicy.REJECT_DUPLICATE,
             search_attributes=story.incident_attributes(job, first.symptom),

@@ -24,6 +24,11 @@ PROMPT_RETRY = RetryPolicy(
 """Thousands of GPUs wait: the first retry comes at once, later ones no further than 5 s apart."""
 
 
+WORKFLOW_TASK_TIMEOUT = timedelta(seconds=2)
+"""How long a workflow task of a dead worker waits before another takes it (Temporal's default is
+10 s); a task of ours takes milliseconds."""
+
+
 @dataclass(frozen=True, slots=True)
 class CallOptions:
     """Options of one activity.

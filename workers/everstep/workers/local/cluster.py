@@ -30,7 +30,7 @@ from everstep.workers.local.code import take_version
 from everstep.workers.local.folder import RunFolder
 from everstep.workers.settings import WorkerSettings
 from everstep.workers.telemetry import Snapshot, watch
-from everstep.workflows import story
+from everstep.workflows import options as workflow_options, story
 from everstep.workflows.incident import ResolveIncident
 from everstep.workflows.job import RunJob
 from everstep.workflows.messages import JobInput, JobResult, JobStatus
@@ -186,7 +186,7 @@ class LocalRun:
                 args=[JobInput(spec, version, str(code)), None],
                 id=names.job_workflow_id(self._spec.name),
                 task_queue=names.CONTROLLER_QUEUE,
-                task_timeout=runtime.WORKFLOW_TASK_TIMEOUT,
+                task_timeout=workflow_options.WORKFLOW_TASK_TIMEOUT,
                 search_attributes=story.job_attributes(self._spec.name),
                 static_summary=f"Training job {self._spec.name}",
             )
