@@ -208,6 +208,7 @@ async def test_an_order_is_finished_without_its_caller(tmp_path: Path) -> None:
         caller.cancel()
         with pytest.raises(asyncio.CancelledError):
             await caller
+        await until(lambda: len(rig.effects("started")) == 2)
         again = await rig.machine.start(rig.order(attempt=2))
         assert all(map(lives, again.pids))
         assert [effect["attempt"] for effect in rig.effects("started")] == [1, 2]
