@@ -281,8 +281,19 @@ class RanksFinished:
 
 
 @dataclass(frozen=True, slots=True)
+class RanksStarted:
+    """The ranks of one machine are being started in this attempt, from `step`."""
+
+    machine: str
+    attempt: int
+    ranks: tuple[int, ...]
+    step: int
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class RankProgress:
-    """The newest step that a rank finished, seen by its agent."""
+    """The newest step that a rank finished, or restored, seen by its agent."""
 
     machine: str
     attempt: int
@@ -291,7 +302,7 @@ class RankProgress:
     at_s: float
 
 
-MachineEvent = MachineInfo | RankExit | RanksFinished | RankProgress
+MachineEvent = MachineInfo | RankExit | RanksFinished | RanksStarted | RankProgress
 """What an agent tells the outside, in the order in which it saw it."""
 
 

@@ -12,10 +12,9 @@ import asyncio
 import logging
 import os
 
-from everstep.agent.machine import Machine
-
 from everstep.agent import link
 from everstep.agent.config import MachineConfig
+from everstep.agent.machine import Machine
 from everstep.agent.telemetry import TelemetryClient
 from everstep.core import evidence
 from everstep.core.model import (
@@ -24,6 +23,7 @@ from everstep.core.model import (
     Observer,
     RankExit,
     RankProgress,
+    RanksStarted,
     Symptom,
 )
 from everstep.spec.job import JobSpec
@@ -91,6 +91,8 @@ async def main(name: str) -> int:
     def on_event(event: MachineEvent) -> None:
         if isinstance(event, RankProgress):
             telemetry.put(event)
+        elif isinstance(event, RanksStarted):
+            telemetry.put_start(event)
         elif isinstance(event, RankExit):
             reporter.put(alert_of(event))
         else:

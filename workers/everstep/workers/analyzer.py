@@ -83,7 +83,9 @@ async def main() -> int:
     spec = load_spec(given.spec_file)
     steps = StepLog(RunFolder(given.run_directory).steps)
     watch = AgentWatch(spec.detection.agent_lost_after_s, spec.detection.reconnect_grace_s)
-    server = TelemetryServer(StepBoard(spec.layout().world_size), watch, steps.write)
+    server = TelemetryServer(
+        StepBoard(spec.layout().world_size, spec.detection.silent_after_s), watch, steps.write
+    )
     client = await runtime.connect()
     reporter = Reporter(client, spec.name)
     listening = await server.serve(
