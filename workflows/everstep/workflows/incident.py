@@ -30,6 +30,7 @@ from everstep.core.model import (
     Rung,
     Symptom,
 )
+from everstep.core.progress import NO_STEP
 from everstep.core.restore import plan_restore
 from everstep.workflows import options, restart, story
 from everstep.workflows.chronicle import Chronicle
@@ -302,7 +303,12 @@ class ResolveIncident:
         redone = max(0, (record.failed_step or 0) - (record.restored_step or 0))
         self._story.change(first_step_at_s=at_s, lost_steps=record.lost_steps + redone)
         self._restarts_without_progress = 0
-        what = "the job finished" if seen is None else f"step {step} finished by all ranks"
+        if seen is None:
+            what = "the job finished"
+        elif seen.step == NO_STEP:
+            what = "all ranks run, and report no steps"
+        else:
+            what = f"step {step} finished by all ranks"
         self._story.tell(f"{what}: training again", at_s)
         return True
 
