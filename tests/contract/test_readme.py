@@ -23,7 +23,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_named_modules_and_make_targets_exist(page: Path) -> None:
     text = page.read_text()
     makefile = (ROOT / "Makefile").read_text()
-    for target in re.findall(r"\bmake ([a-z]+)\b", text):
+    for target in re.findall(r"(?:^    |`)make ([a-z]+)", text, re.MULTILINE):
         assert f"\n{target}:" in makefile, target
     for module in re.findall(r"python -m ((?:benchmarks|tests)[\w.]+)", text):
         assert (ROOT / (module.replace(".", "/") + ".py")).exists(), module
