@@ -53,7 +53,8 @@ class StepLog:
 async def raise_lost(watch: AgentWatch, reporter: Reporter) -> None:
     """Raise an alert for every agent that is lost, for ever.
 
-    Where this process itself did not run for a while, heartbeats may lie unread: that is no silence.
+    Where this process itself did not run for a while, heartbeats may lie unread: that is no
+    silence.
     """
     awake_s = time.time()
     while True:

@@ -64,9 +64,9 @@ class CallOptions:
         return config
 
 
-# A live agent takes an order within milliseconds, on a starved host within a second or two. One that
-# is gone is told by the analyzer long before (connection closed: 0.3 s, silence: 3 s); this is the net
-# below that one, for an agent that beats and does not serve.
+# A live agent takes an order within milliseconds, on a starved host within a second or two. One
+# that is gone is told by the analyzer long before (connection closed: 0.3 s, silence: 3 s); this is
+# the net below that one, for an agent that beats and does not serve.
 _ANSWER = timedelta(seconds=5)
 
 STOP = CallOptions(
