@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 HOST = "127.0.0.1"
 PREFERRED_UI_PORT = 8233
 SERVER_PATIENCE_S = 60.0
-NAMED_SERVER_PATIENCE_S = 10.0
+NAMED_SERVER_PATIENCE_S = 5.0
 """A server that is there already answers at once; one that we start takes a second or two."""
 
 STOP_PATIENCE_S = 3.0
