@@ -62,7 +62,7 @@ def call(command: list[str], **environment: str) -> subprocess.CompletedProcess[
         ({"code": {"directory": "job.yaml"}}, ["code.directory", "is not a folder"]),
         ({"code": {"directory": "dangling"}}, ["code.directory", "does not exist"]),
     ],
-    ids=lambda value: str(value)[:40] if isinstance(value, dict) else None,
+    ids=["none", "sizes", "order", "program", "script", "file", "link"],
 )
 def test_wrong_spec(changes: dict[str, object], named: list[str], tmp_path: Path) -> None:
     (tmp_path / "dangling").symlink_to("/nowhere")
