@@ -195,9 +195,21 @@ class LocalRun:
 
     async def _own_server(self) -> Client:
         binary = server.find_binary()
+        # Another run may take a port between our look and our server's: then others are tried.
+        for preferred_ui_port in (PREFERRED_UI_PORT, None):
+            try:
+                return await self._try_server(binary, preferred_ui_port)
+            except InputError:
+                raise
+            except PermanentError as error:
+                logger.info("%s; trying again", error)
+                await self._children.pop("server").stop(STOP_PATIENCE_S)
+        return await self._try_server(binary, None)
+
+    async def _try_server(self, binary: str, preferred_ui_port: int | None) -> Client:
         port = ports.wanted_port(HOST, self._options.temporal_port, "--temporal-port")
         ui_port = ports.wanted_port(
-            HOST, self._options.ui_port, "--ui-port", preferred=PREFERRED_UI_PORT
+            HOST, self._options.ui_port, "--ui-port", preferred=preferred_ui_port
         )
         address, ui = f"{HOST}:{port}", f"http://{HOST}:{ui_port}"
         server.use(address)
