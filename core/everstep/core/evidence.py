@@ -66,6 +66,9 @@ def _from_exits(failed: Sequence[RankExit]) -> Finding:
     reason = f"rank {first.rank} on {first.machine} {describe_exit(first)}"
     if len(failed) > 1:
         reason += f", before {len(failed) - 1} other ranks ended"
+    if first.signal is None and not first.step and not blames_connection(first):
+        # An error of its own before any step: the code is accused, and no machine for running it.
+        return Finding(Symptom.CODE_ERROR, (), (first.rank,), False, reason)
     return Finding(Symptom.PROCESS_CRASH, (first.machine,), (first.rank,), False, reason)
 
 
