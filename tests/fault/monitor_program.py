@@ -1,7 +1,8 @@
 """A monitor in a process of its own: tells on standard output what it sees, a line each.
 
-Run as `python -m tests.fault.monitor_program SECONDS [--gpus] [INTERFACE...]`, also inside a
-network namespace. The first line is `ready`, the last one what it costs.
+Run as `python -m tests.fault.monitor_program SECONDS [OPTION...] [INTERFACE...]`, also inside a
+network namespace. The first line is `ready`, the last one what it costs. Options: `--gpus`
+looks at GPUs, too; `--events-only` never looks at links by itself.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def used() -> tuple[float, float]:
     return seconds, sum(process.memory_info().rss for process in every) / (1 << 20)
 
 
-async def main(seconds: float, interfaces: tuple[str, ...], gpus: int | None) -> None:
+async def main(seconds: float, interfaces: tuple[str, ...], options: set[str]) -> None:
     def on_alert(alert: Alert) -> None:
         say(type="alert", **asdict(alert))
 
@@ -42,7 +43,8 @@ async def main(seconds: float, interfaces: tuple[str, ...], gpus: int | None) ->
         machine="m1",
         paths=("/",),
         relevance=Relevance(given=interfaces, addresses=("10.9.0.1",)),
-        gpus=gpus,
+        gpus=None if "--gpus" in options else 0,
+        intervals_s=(2.0, 10.0, 600.0 if "--events-only" in options else 1.0),
     )
     monitor = Monitor(config, on_alert)
     task = asyncio.create_task(monitor.run())
@@ -61,5 +63,6 @@ async def main(seconds: float, interfaces: tuple[str, ...], gpus: int | None) ->
 
 
 if __name__ == "__main__":
-    names = tuple(name for name in sys.argv[2:] if name != "--gpus")
-    asyncio.run(main(float(sys.argv[1]), names, None if "--gpus" in sys.argv else 0))
+    options = {word for word in sys.argv[2:] if word.startswith("--")}
+    names = tuple(word for word in sys.argv[2:] if word not in options)
+    asyncio.run(main(float(sys.argv[1]), names, options))

@@ -51,6 +51,8 @@ def test_the_ranks_own_nccl_settings_win_over_the_agents() -> None:
             "code": {"directory": "."},
             "machines": 1,
             "gpus_per_machine": 1,
+            "standby": {"count": 0},
+            "parallelism": {"dp": 1},
             "environment": {"NCCL_IB_HCA": "=mlx5_1"},
         }
     )

@@ -251,6 +251,7 @@ async def test_a_machine_that_is_certain_of_its_fault_is_evicted_and_a_suspicion
     async with controlled(temporal_address, spec_of(), world) as control:
         await assemble(control)
         await tell(control, sensed("m1", Symptom.INFINIBAND_ERROR, confident=False))
+        assert (await control.status()).phase == "training"
         await tell(control, sensed("m2", Symptom.GPU_UNAVAILABLE, confident=True))
         await control.until(lambda r: r.first_step_at_s is not None)
         await world.advance(2, 20)
