@@ -34,8 +34,9 @@ def classify(
 ) -> Finding:
     """Say what the evidence of one failure means.
 
-    Paper: section 4.1 (high-confidence, machine-specific events go straight to eviction). Departs
-    from it in that a machine that does not answer an order is evidence like a lost agent, never
+    Paper: section 4.1 (high-confidence, machine-specific events go straight to eviction). What a
+    machine's own senses are certain of leads whatever its ranks said when they ended. Departs from
+    the paper in that a machine that does not answer an order is evidence like a lost agent, never
     "healthy".
 
     Args:
@@ -48,15 +49,35 @@ def classify(
     """
     lost = {a.machine for a in alerts if a.symptom is Symptom.AGENT_LOST and a.machine is not None}
     gone = sorted(lost | set(silent_machines))
+    certain = sorted((a for a in alerts if a.confident and a.machine), key=lambda a: a.at_s)
+    faulty = {a.machine for a in certain if a.machine is not None}
     if gone:
         how = ", ".join(f"{m} ({'lost' if m in lost else 'no answer'})" for m in gone)
-        return Finding(Symptom.AGENT_LOST, tuple(gone), (), True, f"machine gone: {how}")
+        reason = "; ".join([f"machine gone: {how}", *(_seen_by_senses(a) for a in certain)])
+        return Finding(Symptom.AGENT_LOST, tuple(sorted({*gone, *faulty})), (), True, reason)
+    if certain:
+        reason = "; ".join(_seen_by_senses(a) for a in certain)
+        return Finding(certain[0].symptom, tuple(sorted(faulty)), (), True, reason)
     failed = sorted((e for e in exits if not e.succeeded), key=lambda e: (e.at_s, e.rank))
     if failed:
         return _from_exits(failed)
     first = min(alerts, key=lambda a: a.at_s)
     machines = tuple(sorted({a.machine for a in alerts if a.machine is not None}))
     return Finding(first.symptom, machines, (), False, first.detail)
+
+
+def calls_for_action(alert: Alert) -> bool:
+    """Whether an alert is reason enough to stop the ranks.
+
+    What a machine's senses only suspect is not: a job runs on with a warm GPU or a full disk, and
+    with the first network alert of a machine (the second within five minutes is certain, see
+    `senses.network`). If it is more than that, ranks end or fall silent, which is an alert too.
+    """
+    return not alert.subject or alert.confident
+
+
+def _seen_by_senses(alert: Alert) -> str:
+    return f"{alert.machine}: {alert.detail}"
 
 
 def _from_exits(failed: Sequence[RankExit]) -> Finding:

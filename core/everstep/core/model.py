@@ -126,7 +126,20 @@ class RankExit:
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """Evidence from one observer at one time; one of many, maybe, for the same fault."""
+    """Evidence from one observer at one time; one of many, maybe, for the same fault.
+
+    Attributes:
+        observer: Who raised it.
+        symptom: What was seen.
+        at_s: When.
+        detail: One sentence with what decided.
+        attempt: The attempt that it concerns; 0 when it concerns a machine.
+        machine: Where it was seen, or None.
+        rank: The rank that it concerns, or None.
+        rank_exit: How that rank ended, if it did.
+        subject: The part of the machine that its senses found faulty, `GPU 0000:1a:00`; else empty.
+        confident: Whether the machine's senses are certain, and it is bad enough to leave it.
+    """
 
     observer: Observer
     symptom: Symptom
@@ -136,11 +149,17 @@ class Alert:
     machine: str | None = None
     rank: int | None = None
     rank_exit: RankExit | None = None
+    subject: str = ""
+    confident: bool = False
 
     @property
     def key(self) -> str:
-        """Two alerts with one key are evidence of the same thing from the same place."""
-        return f"{self.symptom}/{self.attempt}/{self.machine}/{self.rank}"
+        """Two alerts with one key are evidence of the same thing from the same place.
+
+        A machine's senses raise one alert a fault, so that each of theirs stands for itself.
+        """
+        key = f"{self.symptom}/{self.attempt}/{self.machine}/{self.rank}"
+        return f"{key}/{self.subject}/{self.at_s}" if self.subject else key
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ import sys
 import typer
 from temporalio.service import RPCError
 
-from everstep.cli import incidents, machine, plan, run, status
+from everstep.cli import check, incidents, machine, plan, run, status
 from everstep.cli.console import complain
 from everstep.core.errors import EverstepError, InputError
 
@@ -21,6 +21,7 @@ app = typer.Typer(
 app.command("run")(run.run_command)
 app.command("plan")(plan.plan_command)
 app.command("status")(status.status_command)
+app.command("check")(check.check_command)
 app.command("incidents")(incidents.list_command)
 app.add_typer(incidents.app, name="incident", help="Look at one incident, or let it go on.")
 app.add_typer(machine.app, name="machine", help="Machines of a local run.")

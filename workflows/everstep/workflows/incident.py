@@ -412,7 +412,7 @@ class ResolveIncident:
 
     def _matters(self, alert: Alert) -> bool:
         """Whether an alert concerns what runs now, and not what has been stopped already."""
-        if alert.symptom is Symptom.AGENT_LOST:
+        if alert.symptom is Symptom.AGENT_LOST or alert.subject:
             here = [
                 i.machine for s, i in enumerate(self._assignment.slots) if s not in self._vacant
             ]
