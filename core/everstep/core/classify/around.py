@@ -19,6 +19,7 @@ Matches = list[Match]
 Refinement = Callable[[Matches, Context], Matches]
 
 _SM = re.compile(r"gpc \d+, tpc \d+(?:, sm \d+)?", re.IGNORECASE)
+_PID = re.compile(r"\bpid[ :=]+(\d+)", re.IGNORECASE)
 _STATUS = re.compile(r"bank \d+: ([0-9a-f]{16})", re.IGNORECASE)
 _PORT = re.compile(
     r"\b(mlx\d_\w+|mlx5_core [0-9a-f:.]+|ib\w*\d+|ens?p?\w*np\d|roce\w*|bnxt\w*|irdma\w*)", re.I
@@ -39,6 +40,7 @@ _DONE = Reading(Symptom.NONE, Label.INFRASTRUCTURE, Action.NONE, 0.7)
 _SEARCHING = Reading(Symptom.NONE, Label.TRANSIENT, Action.NONE, 0.75)
 _DIVERGES = Reading(Symptom.NAN, Label.USER_CODE, Action.ROLLBACK, 0.6)
 _LEFT_OVER = Reading(Symptom.CUDA_OOM, Label.INFRASTRUCTURE, Action.RETRY, 0.6)
+_WEDGED = Reading(Symptom.GPU_UNAVAILABLE, Label.INFRASTRUCTURE, Action.EVICT, 0.65)
 _D_STATE = Reading(Symptom.STORAGE_ERROR, Label.STORAGE, Action.RETRY, 0.6)
 
 SMALLEST_HEALTHY_SCALE = 64.0
@@ -125,6 +127,17 @@ def _hung_tasks(matches: Matches, _: Context) -> Matches:
     ]
 
 
+def _wedged_driver(matches: Matches, _: Context) -> Matches:
+    """Tasks that hang in the kernel after an Xid of the machine wait for its driver."""
+    xids = [m for m in matches if m.rule.name.startswith("xid ")]
+    return [
+        replace(m, standing=Standing.CAUSE, reading=_WEDGED)
+        if m.rule.name == "hung task" and any((x.source, x.line) < (m.source, m.line) for x in xids)
+        else m
+        for m in matches
+    ]
+
+
 def _flaps(matches: Matches, _: Context) -> Matches:
     """The second alert of one port points at its machine."""
     down = _of(matches, "fabric port down")
@@ -138,20 +151,38 @@ def _flaps(matches: Matches, _: Context) -> Matches:
     ]
 
 
+def _num_processes(matches: Matches) -> int:
+    """How many ranks or processes the lines name; a launcher names its children by pid."""
+    ranks = {m.rank for m in matches if m.rank is not None}
+    pids = {pid[1] for m in matches if (pid := _PID.search(m.text))}
+    return max(len(ranks), len(pids))
+
+
 def _bus_errors(matches: Matches, context: Context) -> Matches:
     """SIGBUS of several ranks at once is /dev/shm; of one, a cut file or broken memory."""
-    ranks = {m.rank for m in _of(matches, "sigbus") if m.rank is not None}
-    if len(ranks) > 1 or context.all_ranks:
+    if _num_processes(_of(matches, "sigbus")) > 1 or context.all_ranks:
         return _reread(matches, ["sigbus"], Standing.CAUSE, _SHM)
     return matches
+
+
+def _after_success(matches: Matches, _: Context) -> Matches:
+    """A crash, a lost peer or a time-out after the work was done concerns nobody."""
+    done = [m for m in matches if m.rule.name == "finished"]
+    telling = [m for m in matches if m.standing > Standing.CONTEXT]
+    if not done or any(m.standing >= Standing.CAUSE for m in telling):
+        return matches
+    if any((m.source, m.line) < (done[0].source, done[0].line) for m in telling):
+        return matches
+    return [
+        replace(m, standing=Standing.CONTEXT, reading=_DONE) if m in telling else m for m in matches
+    ]
 
 
 def _segfaults(matches: Matches, context: Context) -> Matches:
     """In the launcher's last barrier: after success. In several ranks alike: the program."""
     if _of(matches, "launcher leaving"):
         return _reread(matches, ["sigsegv", "sigabrt", "traceback"], Standing.SIGN, _DONE)
-    ranks = {m.rank for m in _of(matches, "sigsegv") if m.rank is not None}
-    if len(ranks) > 1 or context.all_ranks:
+    if _num_processes(_of(matches, "sigsegv")) > 1 or context.all_ranks:
         return _reread(matches, ["sigsegv"], Standing.SIGN, _BUILD)
     return matches
 
@@ -193,12 +224,11 @@ REFINEMENTS: tuple[Refinement, ...] = (
     _bank_status,
     _lockups,
     _hung_tasks,
+    _wedged_driver,
     _flaps,
     _bus_errors,
     _segfaults,
+    _after_success,
     _loss_scale,
     _left_over,
 )
-
-QUIET_READINGS = (QUIET, _SEARCHING, _DONE)
-"""Readings that ask for nothing."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from everstep.core.classify.names import Action, Kind, Label, Symptom
 from everstep.core.classify.rule import Reading, Rule, Standing
+from everstep.core.classify.trend import Trend
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,7 @@ class Evidence:
         progress_line: First line that reports a step, or None.
         strange_line: First line that sounds like an error and that no rule knows, or None.
         kind: What sort of text it is.
+        trend: A lasting change of speed or loss between its head and its tail, or None.
     """
 
     name: str
@@ -54,6 +56,7 @@ class Evidence:
     progress_line: int | None
     strange_line: int | None
     kind: Kind
+    trend: Trend | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,6 +83,10 @@ def _in_context(lead: Match, evidence: Sequence[Evidence], context: Context) -> 
 def _without_a_cause(
     evidence: Sequence[Evidence], matches: Sequence[Match], context: Context
 ) -> Classification:
+    for one in evidence:
+        if one.trend is not None:
+            answer = _plain(one, one.trend.reading, None, one.trend.reason)
+            return replace(answer, lines=(one.trend.line,))
     last = matches[-1] if matches else None
     if context.hung or any(e.kind is Kind.STACK_DUMP for e in evidence):
         saving = last is not None and last.rule.name in ("saving", "saved")

@@ -13,6 +13,7 @@ from everstep.core.classify.names import Kind
 from everstep.core.classify.rule import Rule, Standing
 from everstep.core.classify.rules import RULES
 from everstep.core.classify.screen import interesting
+from everstep.core.classify.trend import trend
 
 MAX_LINE_BYTES = 65_536
 """Of a longer line only the head is read."""
@@ -22,6 +23,7 @@ _LAST_OF_A_RULE = 16
 _SAME_SHAPE = 64
 _MAX_SHAPES = 8_192
 _HEAD_LINES = 400
+_TAIL_BYTES = 32_768
 
 _COMPILED = tuple((rule, re.compile(rule.pattern)) for rule in RULES)
 _SHAPE = re.compile(rb"0x[0-9a-f]+|[0-9]+")
@@ -57,6 +59,7 @@ class Reader:
         self._first: dict[str, list[Match]] = {}
         self._last: dict[str, deque[Match]] = {}
         self._head: list[str] = []
+        self._tail = b""
         self._progress_line: int | None = None
         self._strange_line: int | None = None
 
@@ -85,11 +88,25 @@ class Reader:
         matches = tuple(found[line] for line in sorted(found))
         kind = self._kind or guess(self._head, [m.rule for m in matches])
         return Evidence(
-            self._name, self._num_lines, matches, self._progress_line, self._strange_line, kind
+            self._name,
+            self._num_lines,
+            matches,
+            self._progress_line,
+            self._strange_line,
+            kind,
+            trend(self._ends()),
         )
+
+    def _ends(self) -> list[tuple[int, str]]:
+        """The first and the last lines, each once, with their numbers."""
+        tail = self._tail.decode("utf-8", "replace").splitlines()
+        first = max(self._num_lines - len(tail), len(self._head))
+        last = tail[len(tail) - (self._num_lines - first) :]
+        return [*enumerate(self._head), *enumerate(last, start=first)]
 
     def _block(self, block: bytes) -> None:
         lower = block.lower()
+        self._tail = (self._tail + block[-_TAIL_BYTES:])[-_TAIL_BYTES:]
         self._look_around(block, lower)
         line, counted = self._num_lines, 0
         for start, end in interesting(lower):

@@ -9,6 +9,7 @@ _CUDA = "CUDA runtime and driver API: error codes"
 
 _OOM = Reading(Symptom.CUDA_OOM, Label.USER_CODE, Action.ROLLBACK, 0.8)
 _PROGRAM = Reading(Symptom.CUDA_ERROR, Label.USER_CODE, Action.ROLLBACK, 0.8)
+_ILLEGAL = Reading(Symptom.CUDA_ERROR, Label.USER_CODE, Action.ROLLBACK, 0.5)
 _STICKY = Reading(Symptom.CUDA_ERROR, Label.UNKNOWN, Action.CHECK, 0.4)
 _HARDWARE = Reading(Symptom.CUDA_ERROR, Label.GPU_HARDWARE, Action.CHECK, 0.5)
 _LIBRARY = Reading(Symptom.CUDA_ERROR, Label.USER_CODE, Action.ROLLBACK, 0.5)
@@ -84,7 +85,7 @@ RULES: tuple[Rule, ...] = (
         "illegal access",
         r"illegal memory access|cuda_error_illegal_address|an illegal (?:address|access)",
         Standing.SIGN,
-        _STICKY,
+        _ILLEGAL,
         "a kernel touched memory that is not its own: a program's error two times in three",
         _CUDA + " (700); paper, Table 2",
         ("RuntimeError: CUDA error: an illegal memory access was encountered",),

@@ -12,6 +12,7 @@ _LINK = Reading(Symptom.CUDA_ERROR, Label.GPU_HARDWARE, Action.EVICT, 0.8)
 _ACCESS = Reading(Symptom.CONTAINER_ERROR, Label.INFRASTRUCTURE, Action.RETRY, 0.6)
 _IMAGE = Reading(Symptom.CONTAINER_ERROR, Label.INFRASTRUCTURE, Action.ROLLBACK, 0.65)
 _HOT = Reading(Symptom.MFU_DECLINE, Label.GPU_HARDWARE, Action.EVICT, 0.65)
+_HELD = Reading(Symptom.GPU_UNAVAILABLE, Label.INFRASTRUCTURE, Action.RETRY, 0.6)
 _UNSURE = Reading(Symptom.GPU_UNAVAILABLE, Label.INFRASTRUCTURE, Action.CHECK, 0.5)
 
 RULES: tuple[Rule, ...] = (
@@ -72,7 +73,7 @@ RULES: tuple[Rule, ...] = (
         "memory uncorrectable",
         r"uncorrectable ecc|ecc uncorrectable|cuda_error_ecc_uncorrectable|row remapp\w+ fail"
         r"|remapping failure occurred *: *yes|double[- ]bit (?:ecc )?error"
-        r"|volatile.*uncorrect\w+ *: *[1-9]|dbe\b.*\b[1-9]\d* (?:error|count)",
+        r"|^(?!.*aggregate).*\bdram uncorrectable\W+[1-9]|volatile.*uncorrect\w+ *: *[1-9]|dbe\b.*\b[1-9]\d* (?:error|count)",
         Standing.PROOF,
         _MEMORY,
         "GPU memory has an error that cannot be corrected",
@@ -114,11 +115,11 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "device busy",
-        r"devices? is/are busy or unavailable|device\(s\) is/are busy|cuda_error_device_unavailable",
-        Standing.SIGN,
-        _UNSURE,
-        "the GPU is held by another process, or does not answer",
-        "CUDA driver API: CUDA_ERROR_DEVICE_UNAVAILABLE (46)",
+        r"device or resource busy|\bebusy\b|errno 16\b|devices? is/are busy or unavailable|device\(s\) is/are busy|cuda_error_device_unavailable",
+        Standing.CAUSE,
+        _HELD,
+        "the device is held by another process, often one that an earlier attempt left",
+        "CUDA driver API: CUDA_ERROR_DEVICE_UNAVAILABLE (46); errno(3): EBUSY",
         (
             "RuntimeError: CUDA error: all CUDA-capable devices are busy or unavailable"
             " CUDA-capable device(s) is/are busy or unavailable",

@@ -62,6 +62,13 @@ RULES: tuple[Rule, ...] = (
         "nvidia: module license 'NVIDIA' taints kernel. module verification failed: tainting kernel",
     ),
     _harmless(
+        "driver notes",
+        r"insufficient power on the pcie slot|nv_get_p2p_free_callback.*invalid context",
+        "a driver's remark without a failure",
+        "mlx5 driver; nvidia-peermem",
+        "mlx5_core 0000:3b:00.0: mlx5_pcie_event:299: Detected insufficient power on the PCIe slot",
+    ),
+    _harmless(
         "pcie corrected",
         r"severity=correct(?:ed|able)|aer: (?:multiple )?correct(?:ed|able) error",
         "PCIe repeated a transfer",

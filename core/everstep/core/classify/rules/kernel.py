@@ -30,7 +30,7 @@ RULES: tuple[Rule, ...] = (
         "oom killer",
         r"invoked oom-killer|out of memory: kill|killed process \d+|oom_reaper: reaped"
         r"|memory cgroup out of memory|oomkilled|\boom[_ -]kill(?:ed)?\b(?!_)"
-        r"|exceeded (?:job |step )?memory limit|oom-kill event|oom_kill [1-9]",
+        r"|exceeded (?:job |step )?memory limit|oom-kill event|task \d+: out of memory|node running low on memory|ray\.exceptions\.outofmemoryerror|out_of_memory job|oom_kill [1-9]",
         Standing.PROOF,
         _OOM,
         "the kernel killed a process for memory; the machine is sound",

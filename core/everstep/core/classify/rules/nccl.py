@@ -16,7 +16,7 @@ _UNSURE = Reading(Symptom.NETWORK_ERROR, Label.NETWORK, Action.CHECK, 0.45)
 _INTERNAL = Reading(Symptom.CUDA_ERROR, Label.UNKNOWN, Action.CHECK, 0.4)
 _NIC = Reading(Symptom.NETWORK_ERROR, Label.NETWORK, Action.EVICT, 0.75)
 _PEER = Reading(Symptom.NETWORK_ERROR, Label.UNKNOWN, Action.RETRY, 0.3)
-_HANG = Reading(Symptom.NCCL_TIMEOUT, Label.UNKNOWN, Action.CHECK, 0.4)
+_HANG = Reading(Symptom.NCCL_TIMEOUT, Label.USER_CODE, Action.ROLLBACK, 0.4)
 _START = Reading(Symptom.JOB_HANG, Label.INFRASTRUCTURE, Action.RETRY, 0.5)
 _PORT = Reading(Symptom.PROCESS_CRASH, Label.INFRASTRUCTURE, Action.RETRY, 0.7)
 _SHM = Reading(Symptom.CONTAINER_ERROR, Label.INFRASTRUCTURE, Action.ROLLBACK, 0.8)
@@ -74,7 +74,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "nccl configuration",
-        r"no socket interface found|no (?:usable|matching) (?:socket )?interface|nccl_(?:socket_ifname"
+        r"no socket interface found|unsupported gloo device|unable to (?:resolve hostname|find address for)|no (?:usable|matching) (?:socket )?interface|nccl_(?:socket_ifname"
         r"|ib_hca).*(?:not found|no match|mismatch)|nccl warn.*mismatched.*version|version mismatch.*nccl"
         r"|nccl.*version mismatch|(?:undefined symbol|symbol lookup error).*nccl|nccl_version|gid index.*invalid"
         r"|invalid config|ibv_modify_qp.*(?:invalid argument|no such|no data available|network is unreachable)"
@@ -96,7 +96,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "port event",
-        r"got async event : port error|ibv_event_port_err|async event.*port (?:error|down)",
+        r"got async event : port error|ibv_event_port_err|device \d+ marked as failed|ncclib\w*devicefailure|async event.*port (?:error|down)",
         Standing.CAUSE,
         _FABRIC,
         "a port went down; the first time is tolerated",
@@ -163,7 +163,7 @@ RULES: tuple[Rule, ...] = (
         r"|some nccl operations have failed or timed out|timed out waiting \d+ ?ms for"
         r"|monitored_?barrier.*(?:timed out|failed|did not)|barrier timed out"
         r"|watchdog.*(?:got stuck|hung|heartbeat)|heartbeat ?monitor timed out"
-        r"|timeout at nccl work|collective.*(?:hang|stuck)|nccl.*timed? ?out",
+        r"|failure detected by watchdog|timeout at nccl work|collective.*(?:hang|stuck)|nccl.*timed? ?out",
         Standing.CONSEQUENCE,
         _HANG,
         "a rank waited for another one in vain",
@@ -190,9 +190,9 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "peers did not come",
-        r"rendezvous(?:timeout|closed|connection|graceful\w*)?error|\d+/\d+ clients joined"
+        r"rendezvous(?:timeout|connection)?error|\d+/\d+ clients joined"
         r"|client socket has timed out|timed out after \d+ ?(?:ms|seconds) waiting for clients"
-        r"|could not connect to (?:the )?(?:tcpstore|master|store)|failed to connect to.*29\d\d\d"
+        r"|deadline_exceeded|heartbeat timeout|socketstartconnect|call to connect|connectfullmesh failed|could not connect to (?:the )?(?:tcpstore|master|store)|failed to connect to.*29\d\d\d"
         r"|no route to host|ehostunreach|network is unreachable|name or service not known"
         r"|temporary failure in name resolution|could not resolve|getaddrinfo fail",
         Standing.SIGN,
@@ -208,7 +208,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "peer gone",
         r"connection (?:was likely )?(?:closed|reset|refused|aborted)|broken pipe|closed by remote peer"
-        r"|econnre(?:set|fused)|socket (?:closed|recv failed|send failed|progress)|recvvalue failed"
+        r"|econnre(?:set|fused)|rendezvous(?:closed|graceful\w*)error|socket (?:closed|recv failed|send failed|progress)|recvvalue failed"
         r"|sendbytes failed|failed to recv, got 0 bytes|peer closed|remote peer|ncclremoteerror"
         r"|application timeout caused pair closure|tcpstore server has shut down|pair closure"
         r"|nccl communicator was aborted|ncclcommabort|store.*(?:no longer|unreachable)"

@@ -29,6 +29,17 @@ RULES: tuple[Rule, ...] = (
         ('  File "x/elastic/agent/server/api.py", line 906 in _exit_barrier',),
     ),
     Rule(
+        "finished",
+        r"training (?:is |has )?(?:been )?(?:done|complete|completed|finished)\b|finished training"
+        r"|after training is done|`?max_(?:steps|epochs)\S* reached|reached max\w*[_ ](?:steps|epochs|iter\w*)"
+        r"|training completed successfully|successfully finished|job (?:finished|completed) successfully",
+        Standing.CONTEXT,
+        _AFTER,
+        "the work was done before",
+        "trainers' last lines",
+        ("[after training is done] datetime: 2024-01-01 00:00:00",),
+    ),
+    Rule(
         "loader bus error",
         r"unexpected bus error encountered in worker|killed by signal: bus error",
         Standing.CAUSE,
@@ -81,7 +92,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "cancelled",
         r"due to time limit|\btimelimit\b|\bcancelled (?:at|by)|raisedsignal:(?:15|2|10|12)|keyboardinterrupt"
-        r"|deadlineexceeded|job.*(?:cancelled|canceled)|scancel|received sigint|received sigusr|walltime",
+        r"|deadlineexceeded|job.*(?:cancelled|canceled)|scancel|received (?:15|2|10|12) death signal|received sigint|received sigusr|walltime",
         Standing.CAUSE,
         _STOPPED,
         "somebody, or a time limit, ended the job",

@@ -14,12 +14,20 @@ RULES: tuple[Rule, ...] = (
         "ranks missing",
         r"not all ranks join|missing ranks?|ranks? .*(?:not joined|did not join|has not joined|did not enter)"
         r"|no (?:dump|answer|stack)\b.*rank|rank.*no (?:dump|answer|stack)\b|failed to (?:dump|attach)"
-        r"|last enqueued(?: nccl)? work: ?-?\d+, last completed",
         Standing.SIGN,
         _MISSING,
         "a rank did not come to a collective; who is missing is the suspect",
         _DUMPS,
         ("Not all ranks joining collective 12 at entry 4: Missing ranks: {3}",),
+    ),
+    Rule(
+        "group of ranks",
+        r"^\W*(?:world[ _]size|expected ranks)\b.*\d",
+        Standing.CONTEXT,
+        _MISSING,
+        "how many ranks a group has",
+        _DUMPS,
+        ("world size: 8",),
     ),
     Rule(
         "frame in storage",

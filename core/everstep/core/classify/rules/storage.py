@@ -77,6 +77,7 @@ RULES: tuple[Rule, ...] = (
         r"|(?:500|502|503|504) (?:server error|service|bad gateway|gateway|internal)|toomanyrequests"
         r"|429 (?:client|too many)|(?:endpointconnection|connecttimeout|readtimeout)error"
         r"|(?:s3|gcs|gs|oss|hdfs|blob|minio|azure)\b.*(?:timed? ?out|timeout|unavailable|reset|fail)"
+        r"|curl\w*\b.*(?:timeout was reached|timed? ?out|too slow)|operation too slow\. less than|curle_\w+"
         r"|incompletebody|responsestreamingerror|aws_error|awserror|botocore\.exceptions"
         r"|multipart.*(?:fail|error|abort)|checksum.*s3|fsspec.*(?:error|exception)|s3fs.*error",
         Standing.CAUSE,
