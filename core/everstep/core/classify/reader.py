@@ -12,7 +12,7 @@ from everstep.core.classify.lines import clock_of, rank_of
 from everstep.core.classify.names import Kind
 from everstep.core.classify.rule import Rule, Standing
 from everstep.core.classify.rules import RULES
-from everstep.core.classify.screen import interesting
+from everstep.core.classify.screen import Screen
 from everstep.core.classify.trend import trend
 
 MAX_LINE_BYTES = 65_536
@@ -20,13 +20,10 @@ MAX_LINE_BYTES = 65_536
 _MAX_TEXT = 2_000
 _FIRST_OF_A_RULE = 64
 _LAST_OF_A_RULE = 16
-_SAME_SHAPE = 64
-_MAX_SHAPES = 8_192
 _HEAD_LINES = 400
 _TAIL_BYTES = 32_768
 
 _COMPILED = tuple((rule, re.compile(rule.pattern)) for rule in RULES)
-_SHAPE = re.compile(rb"0x[0-9a-f]+|[0-9]+")
 _PROGRESS = re.compile(rb"\b(?:iter(?:ation)?|step|epoch|global_step)\b['\" :=/\[]*\d+")
 _STRANGE = re.compile(r"\b(?:error|fatal|exception|fail(?:ed|ure)|critical)\b")
 
@@ -54,8 +51,7 @@ class Reader:
         self._carry = b""
         self._skipping = False
         self._num_lines = 0
-        self._shapes: dict[bytes, int] = {}
-        self._repeats: dict[bytes, tuple[int, bytes]] = {}
+        self._screen = Screen(self._read)
         self._first: dict[str, list[Match]] = {}
         self._last: dict[str, deque[Match]] = {}
         self._head: list[str] = []
@@ -82,8 +78,7 @@ class Reader:
         if self._carry:
             self._block(self._carry + b"\n")
             self._carry = b""
-        for line, raw in sorted(self._repeats.values()):
-            self._read(line, raw)
+        self._screen.close()
         found = {m.line: m for kept in (*self._first.values(), *self._last.values()) for m in kept}
         matches = tuple(found[line] for line in sorted(found))
         kind = self._kind or guess(self._head, [m.rule for m in matches])
@@ -108,12 +103,8 @@ class Reader:
         lower = block.lower()
         self._tail = (self._tail + block[-_TAIL_BYTES:])[-_TAIL_BYTES:]
         self._look_around(block, lower)
-        line, counted = self._num_lines, 0
-        for start, end in interesting(lower):
-            line += lower.count(b"\n", counted, start)
-            counted = start
-            self._line(line, lower[start:end], block[start:end])
-        self._num_lines = line + lower.count(b"\n", counted)
+        self._screen.take(block, lower, self._num_lines)
+        self._num_lines += block.count(b"\n")
 
     def _look_around(self, block: bytes, lower: bytes) -> None:
         if self._progress_line is None:
@@ -124,38 +115,21 @@ class Reader:
             head = block[:MAX_LINE_BYTES].decode("utf-8", "replace").splitlines()
             self._head += head[: _HEAD_LINES - len(self._head)]
 
-    def _line(self, line: int, lower: bytes, raw: bytes) -> None:
-        shape = _SHAPE.sub(b"0", lower[:256])
-        seen = self._shapes.get(shape, 0)
-        if seen >= _SAME_SHAPE:
-            self._repeats[shape] = (line, raw[:_MAX_TEXT])
-            return
-        if seen or len(self._shapes) < _MAX_SHAPES:
-            self._shapes[shape] = seen + 1
-        self._read(line, raw)
-
-    def _read(self, line: int, raw: bytes) -> None:
-        text = raw[:_MAX_TEXT].decode("utf-8", "replace")
+    def _read(self, line: int, raw: bytes) -> bool:
+        text = raw[:_MAX_TEXT].decode("utf-8", "replace").rstrip("\r")
         rule = read_rule(text)
         if rule is None:
             if self._strange_line is None and _STRANGE.search(text.lower()):
                 self._strange_line = line
-            return
-        match = Match(
-            self._source,
-            line,
-            text,
-            rule,
-            rule.standing,
-            rule.reading,
-            rank_of(text),
-            clock_of(text),
-        )
+            return False
+        rank, clock_s = rank_of(text), clock_of(text)
+        match = Match(self._source, line, text, rule, rule.standing, rule.reading, rank, clock_s)
         first = self._first.setdefault(rule.name, [])
         if len(first) < _FIRST_OF_A_RULE:
             first.append(match)
         else:
             self._last.setdefault(rule.name, deque(maxlen=_LAST_OF_A_RULE)).append(match)
+        return rule.standing > Standing.HARMLESS
 
 
 def read(

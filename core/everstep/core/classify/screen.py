@@ -1,44 +1,118 @@
-"""Which lines of a block of bytes are worth reading, at the speed of memory.
+"""Which lines of a block of bytes are worth reading, cheaply enough for logs of any size.
 
-Nearly all lines of a healthy log say nothing to a classifier. A handful of word stems, each looked
-for with the C library's search, finds the rest several times faster than any regular expression. A
-test holds that every rule's examples contain a stem.
+A log repeats itself: without its digits, nearly every line has been seen before. A wording without
+any of the stems below can match no rule, whatever its digits, and is never looked at again. A
+wording with a stem that no rule cared for is read again only when something new stands around its
+stems. What a rule did care for is told apart by its small numbers (codes, counts, ranks), and each
+is read a few times and at its end. A test holds that every rule's examples contain a stem.
 """
 
 from __future__ import annotations
+
+import re
+from collections.abc import Callable
 
 STEMS: tuple[bytes, ...] = tuple(
     stem.encode()
     for stem in (
         "error", "fail", "xid", "warn", "fault", "exception", "traceback", "abort", "kill",
-        "panic", "bug:", "lockup", "stall", "corrupt", "timed out", "timeout", "nan", "inf ",
+        "panic", "bug:", "lockup", "stall", "corrupt", "timed out", "timeout", "nan", "inf ", "inf,", "inf}", "inf)", "=inf", ":inf", ": inf", "-inf", "finite",
         "overflow", "oom", "memory", "mce:", "machine check", "no space", "closed", "refused",
         "reset", "unable", "invalid", "illegal", "signal", "exit", "not found", "checkpoint",
-        "link", "state d", "read-only", "remount", "mismatch", "missing", "lost", "err!", "hung",
+        "link", "state", "read-only", "remount", "mismatch", "missing", "lost", "err!",
         "blocked for", "device", "file \"", "terminat", "preempt", "cancel", "slow", "denied",
         "errno", "mounted", ".py:", "+0x", "cannot", "assert", "oops", "unhandled", "not respond",
-        "taken", "scale", "spik", "straggl", "dropped", "raisedsignal", "nfs", "stale", "retry",
-        "in use", "quota", "ran out", "driver", "too many", "[errno", "uncorrect", "_barrier",
-        "clients", "container",
+        "scale", "spik", "straggl", "dropped", "stale", "retry", "seq", "size", "expected ranks",
+        "in use", "quota", "ran out", "driver", "too many", "uncorrect", "_barrier", "training",
+        "clients", "container", "curl", "stuck", "severity", "flap",
     )
 )  # fmt: skip
 
+CODES_KEPT = 16
+"""How often telling lines are read that differ only in large numbers, times and addresses."""
+_MAX_REMEMBERED = 65_536
+_KEY_BYTES = 512
+_BEFORE, _AFTER = 8, 40
+_DIGITS = b"0123456789"
+_LARGE_NUMBERS = re.compile(rb"0x[0-9a-f]+|[0-9]+[.:][0-9][0-9.:e+-]*|[0-9]{4,}")
 
-def interesting(block: bytes) -> list[tuple[int, int]]:
-    """Find the lines that contain a stem.
+
+class Screen:
+    """Remembers the wordings of one log; memory is bounded.
 
     Args:
-        block: Whole lines, in lower case.
-
-    Returns:
-        Start and end (without the newline) of each, ascending.
+        read: Reads a line, given its number and bytes, and tells whether a rule found it telling.
     """
-    found: dict[int, int] = {}
-    for stem in STEMS:
-        at = block.find(stem)
-        while at >= 0:
-            end = block.find(b"\n", at)
-            end = len(block) if end < 0 else end
-            found[block.rfind(b"\n", 0, at) + 1] = end
-            at = block.find(stem, end)
-    return sorted(found.items())
+
+    def __init__(self, read: Callable[[int, bytes], bool]) -> None:
+        self._read = read
+        self._plain: set[bytes] = set()
+        self._dull: dict[bytes, tuple[bytes, ...]] = {}
+        self._dull_seen: set[bytes] = set()
+        self._counts: dict[bytes, int] = {}
+        self._last: dict[bytes, tuple[int, bytes]] = {}
+
+    def take(self, block: bytes, lower: bytes, first: int) -> None:
+        """Have the lines of a block read that may be news.
+
+        Args:
+            block: Whole lines, the last one with its newline.
+            lower: The same in lower case.
+            first: Number of the first line.
+        """
+        wordings = lower.translate(None, _DIGITS).split(b"\n")
+        if all(map(self._plain.__contains__, wordings)):
+            return
+        lines, plain, dull = block.split(b"\n"), self._plain, self._dull
+        for at, wording in enumerate(wordings):
+            if wording in plain:
+                continue
+            stems = dull.get(wording)
+            if stems is not None:
+                self._dull_line(wording, stems, lines[at], first + at)
+            else:
+                self._line(wording, lines[at], first + at)
+
+    def close(self) -> None:
+        """Have the last line of every flood read that was cut short."""
+        for number, line in sorted(self._last.values()):
+            self._read(number, line)
+
+    def _line(self, wording: bytes, line: bytes, number: int) -> None:
+        key = _LARGE_NUMBERS.sub(b"", line[:_KEY_BYTES])
+        seen = self._counts.get(key, 0)
+        if seen >= CODES_KEPT:
+            self._last[key] = (number, line)
+            return
+        stems = () if seen else tuple(stem for stem in STEMS if stem in wording)
+        if not seen and not stems:
+            _add(self._plain, wording)
+        elif self._read(number, line):
+            if len(self._counts) >= _MAX_REMEMBERED:
+                self.close()
+                self._counts.clear()
+                self._last.clear()
+            self._counts[key] = seen + 1
+        elif stems and len(self._dull) < _MAX_REMEMBERED:
+            self._dull[wording] = stems
+
+    def _dull_line(
+        self, wording: bytes, stems: tuple[bytes, ...], line: bytes, number: int
+    ) -> None:
+        """Read a line of a dull wording if what stands around its stems is new."""
+        lower = line.lower()
+        around = wording[:16]
+        for stem in stems:
+            at = lower.find(stem)
+            around += lower[max(0, at - _BEFORE) : at + _AFTER]
+        if around in self._dull_seen:
+            return
+        _add(self._dull_seen, around)
+        if self._read(number, line):
+            del self._dull[wording]
+
+
+def _add(remembered: set[bytes], item: bytes) -> None:
+    if len(remembered) >= _MAX_REMEMBERED:
+        remembered.clear()
+    remembered.add(item)

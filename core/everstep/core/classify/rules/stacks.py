@@ -13,7 +13,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "ranks missing",
         r"not all ranks join|missing ranks?|ranks? .*(?:not joined|did not join|has not joined|did not enter)"
-        r"|no (?:dump|answer|stack)\b.*rank|rank.*no (?:dump|answer|stack)\b|failed to (?:dump|attach)"
+        r"|no (?:dump|answer|stack)\b.*rank|rank.*no (?:dump|answer|stack)\b|failed to (?:dump|attach)",
         Standing.SIGN,
         _MISSING,
         "a rank did not come to a collective; who is missing is the suspect",
