@@ -24,6 +24,10 @@ CONNECTION_WORDS = (
 )
 """What gloo and NCCL print on the ranks that only lost a peer."""
 
+WORDS_LINES = 10
+WORDS_LINE_CHARS = 200
+"""Enough for the end of a traceback; the record of an incident travels through histories."""
+
 
 def classify(
     alerts: Sequence[Alert], exits: Iterable[RankExit], silent_machines: Iterable[str]
@@ -80,6 +84,23 @@ def describe_exit(rank_exit: RankExit) -> str:
     else:
         how = "ended, nobody could tell how"
     return how if rank_exit.step is None else f"{how} after step {rank_exit.step}"
+
+
+def last_words(finding: Finding, exits: Iterable[RankExit]) -> list[str]:
+    """What the ranks that a finding points at printed last, a text each.
+
+    None for silent ones, nor for those that SIGKILL ended: they were not asked.
+    """
+    return [
+        "\n".join(
+            [
+                f"rank {e.rank} on {e.machine} printed last:",
+                *(line[:WORDS_LINE_CHARS] for line in e.last_lines[-WORDS_LINES:]),
+            ]
+        )
+        for e in exits
+        if e.rank in finding.ranks and e.last_lines and e.signal != signal.SIGKILL
+    ]
 
 
 def signal_name(number: int) -> str:

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
+from temporalio.service import RPCError
 
 from everstep.activities.archive import load_incidents
 from everstep.cli.console import complain, err, out
 from everstep.cli.find import RUNS
 from everstep.cli.incidents import incident_table, timeline_table
+from everstep.cli.main import STOPPED
 from everstep.cli.steps import load_steps
 from everstep.core import ettr
 from everstep.core.errors import EverstepError, InputError
 from everstep.core.model import IncidentRecord
+from everstep.spec.job import JobSpec
 from everstep.spec.load import load_spec
-from everstep.workers.local import faults, ports
+from everstep.workers.local import faults, ports, preflight, server
 from everstep.workers.local.cluster import HOST, LocalRun, RunOptions, machine_names
 from everstep.workers.local.folder import RunFolder, claim
 from everstep.workers.telemetry import Snapshot
@@ -42,8 +46,12 @@ def run_command(
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Replace a finished run in the same folder.")
     ] = False,
-    temporal_port: Annotated[int | None, typer.Option(help="Port of the Temporal server.")] = None,
-    ui_port: Annotated[int | None, typer.Option(help="Port of Temporal's web UI.")] = None,
+    temporal_port: Annotated[
+        int | None, typer.Option(help="Port of the Temporal server.", min=1, max=65535)
+    ] = None,
+    ui_port: Annotated[
+        int | None, typer.Option(help="Port of Temporal's web UI.", min=1, max=65535)
+    ] = None,
 ) -> None:
     """Run a job on this machine, each machine of it a process, and recover it from faults."""
     spec = load_spec(spec_file)
@@ -53,40 +61,89 @@ def run_command(
     for wanted, option in ((temporal_port, "--temporal-port"), (ui_port, "--ui-port")):
         if wanted is not None:
             ports.wanted_port(HOST, wanted, option)
-    folder, _ = claim(run_dir or RUNS / spec.name, fresh)
-    options = RunOptions(folder, planned, temporal_port, ui_port)
+    if temporal_port is not None and temporal_port == ui_port:
+        raise InputError("--ui-port", f"port {ui_port} is --temporal-port, too", "Give another.")
+    path = run_dir or RUNS / spec.name
+    # Before an earlier run is replaced.
+    preflight.check_host(world_size, len(names), path)
+    if server.named_by_environment() is None:
+        server.find_binary()
+    asyncio.run(_carry(spec, path, fresh, planned, (temporal_port, ui_port)))
+
+
+async def _carry(
+    spec: JobSpec,
+    path: Path,
+    fresh: bool,
+    planned: tuple[faults.Fault, ...],
+    wanted_ports: tuple[int | None, int | None],
+) -> NoReturn:
+    """Claim the folder, run to the end or until a person's signal, and end the process.
+
+    Raises:
+        InputError: The folder cannot be had.
+    """
+    interrupted = Interrupted()
+    folder, _ = claim(path, fresh)
     voice = Voice()
-    voice.say(f"run of {spec.name}: {world_size} ranks on {spec.machines} machines; {folder.path}")
-    code = asyncio.run(_until_done(LocalRun(spec, options, voice), folder))
-    if code == 0:
-        print_summary(folder)
-    elif code == 1:
-        err.print(f"Logs: {folder.logs} and {folder.machines}")
+    voice.say(
+        f"run of {spec.name}: {spec.layout().world_size} ranks on {spec.machines} machines; {path}"
+    )
+    local = LocalRun(spec, RunOptions(folder, planned, *wanted_ports), voice)
+    code = await _until_done(local, folder, interrupted)
     sys.stdout.flush()
     sys.stderr.flush()
-    # Not the interpreter's own exit: it can abort inside the SDK's threads after all is done.
+    # Not the interpreter's own exit: it can abort inside the SDK's threads after all is done, and
+    # would wait for threads that copy code.
     os._exit(code)
 
 
-async def _until_done(local: LocalRun, folder: RunFolder) -> int:
-    """Run to the end, or until a person's signal; everything is stopped in either case."""
+class Interrupted:
+    """A person's signals: the first one stops the run, further ones change nothing.
+
+    Needs a running loop; from then on a signal is dealt with at the loop's next turn only.
+    """
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._seen = False
+        self._task: asyncio.Task[JobResult] | None = None
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._loop.add_signal_handler(number, self._signalled)
+
+    def __bool__(self) -> bool:
+        return self._seen
+
+    def stops(self, task: asyncio.Task[JobResult]) -> None:
+        """Name the task that the first signal cancels."""
+        self._task = task
+
+    def _signalled(self) -> None:
+        if not self._seen and self._task is not None:
+            self._task.cancel()
+        self._seen = True
+
+
+async def _until_done(local: LocalRun, folder: RunFolder, interrupted: Interrupted) -> int:
+    """The exit code, when everything is stopped."""
     task = asyncio.create_task(local.run())
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, task.cancel)
+    interrupted.stops(task)
     try:
         result = await task
     except asyncio.CancelledError:
         folder.write_state(phase="was stopped", ended_at_s=time.time())
         complain("stopped; no process is left")
-        return 130
+        return STOPPED
     except InputError as error:
-        folder.write_state(phase="failed", ended_at_s=time.time())
+        # As if it had not been tried.
+        folder.discard()
         complain(str(error))
         return 2
-    except EverstepError as error:
-        folder.write_state(phase="failed", ended_at_s=time.time())
+    except (EverstepError, OSError, RPCError) as error:
+        with contextlib.suppress(OSError):
+            folder.write_state(phase="failed", ended_at_s=time.time())
         complain(str(error))
+        err.print(f"Logs: {folder.logs} and {folder.machines}")
         return 1
     folder.write_state(
         phase="finished",
@@ -94,7 +151,8 @@ async def _until_done(local: LocalRun, folder: RunFolder) -> int:
         job_started_at_s=result.started_at_s,
         summary=summarize(folder, result),
     )
-    return 0
+    print_summary(folder)
+    return STOPPED if interrupted else 0
 
 
 def summarize(folder: RunFolder, result: JobResult) -> dict[str, float | int]:

@@ -192,6 +192,8 @@ class ResolveIncident:
         if newest:
             self._story.change(failed_step=max(newest))
         self._story.tell(f"all ranks stopped; found {finding.symptom}: {finding.reason}")
+        for words in evidence.last_words(finding, exits):
+            self._story.tell(words)
         return finding
 
     async def _climb(self, finding: Finding) -> None:

@@ -230,7 +230,8 @@ class RunJob:
             id=names.incident_workflow_id(job, self._state.incidents),
             task_timeout=options.WORKFLOW_TASK_TIMEOUT,
             parent_close_policy=workflow.ParentClosePolicy.ABANDON,
-            id_reuse_policy=WorkflowIDReusePolicy.REJECT_DUPLICATE,
+            # A later job of this name counts from 1 again; one that is open is never doubled.
+            id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
             search_attributes=story.incident_attributes(job, first.symptom),
             static_summary=f"{job}, incident {self._state.incidents}: {first.detail}",
         )
