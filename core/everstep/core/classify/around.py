@@ -13,7 +13,7 @@ from dataclasses import replace
 from everstep.core.classify.evidence import Context, Match
 from everstep.core.classify.lines import gpu_of
 from everstep.core.classify.names import Action, Label, Symptom
-from everstep.core.classify.rule import QUIET, Reading, Standing
+from everstep.core.classify.rule import Reading, Standing
 
 Matches = list[Match]
 Refinement = Callable[[Matches, Context], Matches]

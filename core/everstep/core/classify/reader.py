@@ -48,7 +48,7 @@ class Reader:
 
     def __init__(self, name: str, kind: Kind | None = None, source: int = 0) -> None:
         self._name, self._kind, self._source = name, kind, source
-        self._carry = b""
+        self._carry: bytes = b""
         self._skipping = False
         self._num_lines = 0
         self._screen = Screen(self._read)

@@ -1,10 +1,9 @@
 """Which lines of a block of bytes are worth reading, cheaply enough for logs of any size.
 
 A log repeats itself: without its digits, nearly every line has been seen before. A wording without
-any of the stems below can match no rule, whatever its digits, and is never looked at again. A
-wording with a stem that no rule cared for is read again only when something new stands around its
-stems. What a rule did care for is told apart by its small numbers (codes, counts, ranks), and each
-is read a few times and at its end. A test holds that every rule's examples contain a stem.
+any of the stems below is read once at most, whatever its digits. One with a stem that no rule cared
+for is read again only when something new stands around its stems. What a rule did care for is told
+apart by its small numbers (codes, counts, ranks), and each is read a few times and at its end.
 """
 
 from __future__ import annotations
@@ -13,23 +12,20 @@ import re
 from collections.abc import Callable
 
 STEMS: tuple[bytes, ...] = tuple(
-    stem.encode()
-    for stem in (
-        "error", "fail", "xid", "warn", "fault", "exception", "traceback", "abort", "kill",
-        "panic", "bug:", "lockup", "stall", "corrupt", "timed out", "timeout", "nan", "inf ", "inf,", "inf}", "inf)", "=inf", ":inf", ": inf", "-inf", "finite",
-        "overflow", "oom", "memory", "mce:", "machine check", "no space", "closed", "refused",
-        "reset", "unable", "invalid", "illegal", "signal", "exit", "not found", "checkpoint",
-        "link", "state", "read-only", "remount", "mismatch", "missing", "lost", "err!",
-        "blocked for", "device", "file \"", "terminat", "preempt", "cancel", "slow", "denied",
-        "errno", "mounted", ".py:", "+0x", "cannot", "assert", "oops", "unhandled", "not respond",
-        "scale", "spik", "straggl", "dropped", "stale", "retry", "seq", "size", "expected ranks",
-        "in use", "quota", "ran out", "driver", "too many", "uncorrect", "_barrier", "training",
-        "clients", "container", "curl", "stuck", "severity", "flap",
-    )
-)  # fmt: skip
+    b"error|fail|xid|warn|fault|exception|traceback|abort|kill|panic|bug:|lockup|stall|corrupt"
+    b"|timed out|timeout|nan|inf |inf,|inf}|inf)|=inf|:inf|: inf|-inf|finite|overflow|oom|memory"
+    b"|mce:|machine check|no space|closed|refused|reset|unable|invalid|illegal|signal|exit"
+    b"|not found|checkpoint|link|state|read-only|remount|mismatch|missing|lost|err!|blocked for"
+    b"|device|file |terminat|preempt|cancel|slow|denied|errno|mount|.py:|+0x|cannot|assert|oops"
+    b"|unhandled|not respond|scale|spik|straggl|dropped|stale|retry|seq|size|expected ranks|in use"
+    b"|quota|ran out|driver|too many|uncorrect|_barrier|training|clients|container|curl|stuck"
+    b"|severity|flap| bus|power|thrott|plugin|ver:".split(b"|")
+)
 
 CODES_KEPT = 16
 """How often telling lines are read that differ only in large numbers, times and addresses."""
+PLAIN_READ = 5_000
+"""How many wordings without a stem are read all the same; the stems are for logs beyond that."""
 _MAX_REMEMBERED = 65_536
 _KEY_BYTES = 512
 _BEFORE, _AFTER = 8, 40
@@ -51,6 +47,7 @@ class Screen:
         self._dull_seen: set[bytes] = set()
         self._counts: dict[bytes, int] = {}
         self._last: dict[bytes, tuple[int, bytes]] = {}
+        self._num_plain_read = 0
 
     def take(self, block: bytes, lower: bytes, first: int) -> None:
         """Have the lines of a block read that may be news.
@@ -85,14 +82,19 @@ class Screen:
             self._last[key] = (number, line)
             return
         stems = () if seen else tuple(stem for stem in STEMS if stem in wording)
-        if not seen and not stems:
+        unlikely = not seen and not stems
+        if unlikely and self._num_plain_read >= PLAIN_READ:
             _add(self._plain, wording)
-        elif self._read(number, line):
+            return
+        self._num_plain_read += unlikely
+        if self._read(number, line):
             if len(self._counts) >= _MAX_REMEMBERED:
                 self.close()
                 self._counts.clear()
                 self._last.clear()
             self._counts[key] = seen + 1
+        elif unlikely:
+            _add(self._plain, wording)
         elif stems and len(self._dull) < _MAX_REMEMBERED:
             self._dull[wording] = stems
 

@@ -26,8 +26,10 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "device memory full",
-        r"cuda out of memory|outofmemoryerror|cuda_error_out_of_memory|cuda failure (?:\d+ )?'?out of"
-        r" memory|cuda error: out of memory|failed to cuda (?:calloc|malloc)|cudaerrormemoryallocation"
+        r"cuda out of memory|outofmemoryerror|cuda_error_out_of_memory"
+        r"|cuda failure (?:\d+ )?'?out of"
+        r" memory|cuda error: out of memory|failed to cuda (?:calloc|malloc)"
+        r"|cudaerrormemoryallocation"
         r"|hip out of memory|resource_exhausted: .*(?:memory|oom)|tried to allocate [\d.]+ [gm]i?b",
         Standing.CAUSE,
         _OOM,
@@ -55,10 +57,13 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "launch wrong",
         r"misaligned address|too many resources requested|invalid (?:device function|configuration"
-        r" argument|resource handle|device ordinal)|cuda error: invalid argument|operation not permitted"
-        r" when stream is capturing|initialization error.*fork|re-initialize cuda in forked|peer access"
+        r" argument|resource handle|device ordinal)|cuda error: invalid argument"
+        r"|operation not permitted"
+        r" when stream is capturing|initialization error.*fork|re-initialize cuda in forked"
+        r"|peer access"
         r" is not supported|cublas_status_(?:invalid_value|not_supported|arch_mismatch)"
-        r"|cudnn_status_(?:bad_param|not_supported|arch_mismatch)|invalid memcpy|context is destroyed",
+        r"|cudnn_status_(?:bad_param|not_supported|arch_mismatch)|invalid memcpy"
+        r"|context is destroyed",
         Standing.CAUSE,
         _PROGRAM,
         "the program called CUDA wrongly",
@@ -70,7 +75,8 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "handle not created",
-        r"cublas_status_(?:alloc_failed|not_initialized)|cudnn_status_(?:not_initialized|alloc_failed)"
+        r"cublas_status_(?:alloc_failed|not_initialized)|cudnn_status_(?:not_initialized"
+        r"|alloc_failed)"
         r"|cublascreate|cusolver_status_internal_error|cufft_(?:alloc|internal)\w*",
         Standing.SIGN,
         _LIBRARY,
@@ -95,7 +101,8 @@ RULES: tuple[Rule, ...] = (
         r"unspecified launch failure|launch timed out|cuda_error_launch_failed|hardware stack error"
         r"|illegal instruction (?:was|encountered)|invalid program counter|an illegal instruction"
         r"|cudnn_status_(?:internal_error|execution_failed|mapping_error)|cudnn error"
-        r"|cublas_status_(?:execution_failed|internal_error|mapping_error)|memory access fault by gpu"
+        r"|cublas_status_(?:execution_failed|internal_error|mapping_error)"
+        r"|memory access fault by gpu"
         r"|hsa_status_error|hip error",
         Standing.SIGN,
         _HARDWARE,

@@ -34,7 +34,7 @@ RULES: tuple[Rule, ...] = (
         "the driver cannot talk to a GPU",
         "NVML API: error codes; NVIDIA driver README",
         (
-            "Unable to determine the device handle for GPU0000:3B:00.0: GPU is lost.  Reboot",
+            "Unable to determine the device handle for GPU0000:3B:00.0: Unknown Error",
             "NVRM: GPU 0000:3b:00.0: RmInitAdapter failed! (0x24:0x65:1416)",
             "| ERR!   ERR!  ERR!    ERR! / ERR! |      N/A       |    ERR!      Default |",
         ),
@@ -73,7 +73,8 @@ RULES: tuple[Rule, ...] = (
         "memory uncorrectable",
         r"uncorrectable ecc|ecc uncorrectable|cuda_error_ecc_uncorrectable|row remapp\w+ fail"
         r"|remapping failure occurred *: *yes|double[- ]bit (?:ecc )?error"
-        r"|^(?!.*aggregate).*\bdram uncorrectable\W+[1-9]|volatile.*uncorrect\w+ *: *[1-9]|dbe\b.*\b[1-9]\d* (?:error|count)",
+        r"|^(?!.*aggregate).*\bdram uncorrectable\W+[1-9]|volatile.*uncorrect\w+ *: *[1-9]"
+        r"|dbe\b.*\b[1-9]\d* (?:error|count)",
         Standing.PROOF,
         _MEMORY,
         "GPU memory has an error that cannot be corrected",
@@ -92,7 +93,8 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "fabric not ready",
-        r"system not yet initialized|cuda_error_system_not_ready|fabric ?manager.*(?:fail|not running)"
+        r"system not yet initialized|cuda_error_system_not_ready|fabric ?manager.*(?:fail"
+        r"|not running)"
         r"|fabric state *: *(?:in progress|failure)",
         Standing.CAUSE,
         _UNSURE,
@@ -115,7 +117,8 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "device busy",
-        r"device or resource busy|\bebusy\b|errno 16\b|devices? is/are busy or unavailable|device\(s\) is/are busy|cuda_error_device_unavailable",
+        r"device or resource busy|\bebusy\b|errno 16\b|devices? is/are busy or unavailable"
+        r"|device\(s\) is/are busy|cuda_error_device_unavailable",
         Standing.CAUSE,
         _HELD,
         "the device is held by another process, often one that an earlier attempt left",
@@ -140,7 +143,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "gpu slowed down",
         r"(?:hw|hardware)[ _]?(?:thermal)?[ _]?slowdown *[:=] *(?:active|1|true)"
-        r"|hw power brake(?: slowdown)? *[:=] *active|thermal violation|xid.*thermal"
+        r"|hw power brake(?: slowdown)? *[:=] *active|thermal violation"
         r"|gpu.*(?:overheat|too hot)|clocks?_?(?:throttle|event)_?reasons?.*hw_(?:thermal|slowdown)"
         r"|sw thermal slowdown *: *active",
         Standing.CAUSE,

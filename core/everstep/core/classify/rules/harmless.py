@@ -44,9 +44,11 @@ RULES: tuple[Rule, ...] = (
     ),
     _harmless(
         "management nic",
-        r"\b(?:igb|igc|e1000e?|tg3|r8169|bnx2x?|cdc_ether|rndis_host|usbnet|be2net|ast|virtio_net)\b"
+        r"\b(?:igb|igc|e1000e?|tg3|r8169|bnx2x?|cdc_ether|rndis_host|usbnet|be2net|ast"
+        r"|virtio_net)\b"
         r".*\blink (?:is )?(?:not ready|down|up)|\b(?:eno\d\w*|usb\d|idrac|bmc\w*|docker\d*|veth\w*"
-        r"|br-\w+|cali\w+|cni\d*|virbr\d*|flannel\S*|lxc\w*|lo)\b.*(?:link (?:is )?(?:not ready|down)"
+        r"|br-\w+|cali\w+|cni\d*|virbr\d*|flannel\S*|lxc\w*|lo)\b.*(?:link (?:is )?(?:not ready"
+        r"|down)"
         r"|entered disabled state|carrier lost|lost carrier|state down)",
         "an interface that carries no training traffic went down",
         "driver names of 1 GbE and virtual interfaces",
@@ -56,10 +58,19 @@ RULES: tuple[Rule, ...] = (
     _harmless(
         "module parameter",
         r"nvrm: .*unable to read nv_pf0|nvidia: module (?:license|verification)|tainting kernel"
-        r"|nvrm: .*(?:persistence mode is deprecated|no nvidia gpu found)|nvidia-nvlink: nvlink core",
+        r"|nvrm: .*(?:persistence mode is deprecated|no nvidia gpu found)"
+        r"|nvidia-nvlink: nvlink core",
         "the driver's notes on itself",
         "NVIDIA driver README",
-        "nvidia: module license 'NVIDIA' taints kernel. module verification failed: tainting kernel",
+        "nvidia: module license 'NVIDIA' taints kernel. module verification failed: tainting"
+        " kernel",
+    ),
+    _harmless(
+        "removable drive",
+        r"\bdev (?:sr|fd|loop)\d",
+        "a drive without a medium, or an image file that was taken away",
+        _LINUX,
+        "blk_update_request: I/O error, dev sr0, sector 0 op 0x0:(READ)",
     ),
     _harmless(
         "driver notes",
@@ -94,7 +105,8 @@ RULES: tuple[Rule, ...] = (
     ),
     _harmless(
         "warning class",
-        r"\b(?:user|future|deprecation|pendingdeprecation|resource|import|runtime)warning: (?!.*cuda err)",
+        r"\b(?:user|future|deprecation|pendingdeprecation|resource|import"
+        r"|runtime)warning: (?!.*cuda err)",
         "a Python warning",
         "Python: warnings",
         "/opt/x.py:3: FutureWarning: `torch.cuda.amp.autocast(args...)` is deprecated. error",
@@ -102,7 +114,8 @@ RULES: tuple[Rule, ...] = (
     _harmless(
         "cleanup at exit",
         r"destroy_process_group\(\) was not called|leaked (?:semaphore|shared_memory)"
-        r"|resource_tracker: |exception ignored in|error in atexit|process group has not been destroyed",
+        r"|resource_tracker: |exception ignored in|error in atexit"
+        r"|process group has not been destroyed",
         "said while a process ends",
         "torch: ProcessGroupNCCL destructor; Python: resource_tracker",
         "Warning: WARNING: destroy_process_group() was not called before program exit",
@@ -118,7 +131,8 @@ RULES: tuple[Rule, ...] = (
     ),
     _harmless(
         "monitoring service",
-        r"wandb: (?:warning|network error|error).*(?:retry|connection|network|failed to (?:detect|query))"
+        r"wandb: (?:warning|network error|error).*(?:retry|connection|network"
+        r"|failed to (?:detect|query))"
         r"|tensorboard.*(?:warning|not found)|telemetry.*(?:fail|error)|usage statistics",
         "a metrics service is not reached; training goes on",
         "wandb: retry loop",
@@ -126,7 +140,8 @@ RULES: tuple[Rule, ...] = (
     ),
     _harmless(
         "retried by itself",
-        r"\b(?:will retry|retrying in|retrying after|retry \d+ (?:of|/) ?\d+|attempt \d+/\d+ failed,"
+        r"\b(?:will retry|retrying in|retrying after|retry \d+ (?:of|/) ?\d+"
+        r"|attempt \d+/\d+ failed,"
         r" retrying)\b",
         "the program tries again by itself",
         "clients of storage services",
@@ -134,9 +149,9 @@ RULES: tuple[Rule, ...] = (
     ),
     _harmless(
         "zero count",
+        r"^(?!.*(?:[:=] *-?(?:nan|inf)\b|iterations: +[1-9])).*(?:"
         r"\b(?:errors?|failures?|nans?|skipped|overflows?)\b[^:=\d]{0,24}[:=] *0\b(?![.\d])"
-        r"|\b(?:0|no) (?:errors?|failures?|overflows?|nan iterations|mismatch\w*)\b"
-        r"|number of (?:skipped|nan) iterations: +0\b(?!.*(?:nan iterations|skipped iterations): +[1-9])",
+        r"|\b(?:0|no) (?:errors?|failures?|overflows?|nan iterations|mismatch\w*)\b)",
         "a counter that reads zero",
         "trainers' step lines",
         " iteration 10/ 500 | loss: 2.1 | number of skipped iterations:   0 | number of nan"
@@ -144,8 +159,10 @@ RULES: tuple[Rule, ...] = (
     ),
     _harmless(
         "variable named for an error",
-        r"\b(?:nccl_async_error_handling|torch_nccl_\w+|pythonfaulthandler|log_?level)\b *(?:=|is |set )"
-        r"|--[\w-]*(?:error|fail|nan|timeout)[\w-]*[ =]|^\s*(?:arguments|environment): ",
+        r"\b(?:nccl_async_error_handling|torch_nccl_\w+|pythonfaulthandler|log_?level)\b *(?:="
+        r"|is |set )"
+        r"|^(?!.*error: ).*--[\w-]*(?:error|fail|nan|timeout)[\w-]*[ =]"
+        r"|^\s*(?:arguments|environment): ",
         "settings that have error in their name",
         "launchers print their arguments",
         "export TORCH_NCCL_ASYNC_ERROR_HANDLING=1",

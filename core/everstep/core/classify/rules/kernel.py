@@ -30,7 +30,9 @@ RULES: tuple[Rule, ...] = (
         "oom killer",
         r"invoked oom-killer|out of memory: kill|killed process \d+|oom_reaper: reaped"
         r"|memory cgroup out of memory|oomkilled|\boom[_ -]kill(?:ed)?\b(?!_)"
-        r"|exceeded (?:job |step )?memory limit|oom-kill event|task \d+: out of memory|node running low on memory|ray\.exceptions\.outofmemoryerror|out_of_memory job|oom_kill [1-9]",
+        r"|exceeded (?:job |step )?memory limit|oom-kill event|task \d+: out of memory"
+        r"|node running low on memory|ray\.exceptions\.outofmemoryerror|out_of_memory job"
+        r"|oom_kill [1-9]",
         Standing.PROOF,
         _OOM,
         "the kernel killed a process for memory; the machine is sound",
@@ -44,7 +46,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "memory corrected",
-        r"\b\d+ ce\b.*memory|\bce memory \w+ error|corrected (?:hardware )?(?:memory )?error"
+        r"\b\d+ ce\b.*memory|\bce memory \w+ error|\bcorrected (?:hardware )?(?:memory )?error"
         r"|severity[=:] ?corrected|corrected error, no action required|cmci storm"
         r"|event severity: corrected|\bcorrectable\b|mce_notify_irq",
         Standing.CONTEXT,
@@ -59,7 +61,8 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "memory uncorrected",
-        r"\b\d+ ue\b.*(?:memory|on )|\bue memory \w+ error|uncorrect(?:ed|able) (?:hardware |memory )"
+        r"\b\d+ ue\b.*(?:memory|on )|\bue memory \w+ error|uncorrect(?:ed|able) (?:hardware "
+        r"|memory )"
         r"|memory failure: 0x|hardware memory corruption|uncorrected error|uncorrectable error"
         r"|uncorrectable ecc",
         Standing.PROOF,
@@ -132,8 +135,9 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "pcie uncorrected",
-        r"pcie bus error: severity=uncorrected|uncorrected \((?:non-)?fatal\)|dpc: containment event"
-        r"|aer: uncorrected|pcie link.*(?:lost|downgraded)|pcie.*surprise (?:link )?down",
+        r"pcie bus error: severity=uncorrected|uncorrected \((?:non-)?fatal\)"
+        r"|dpc: containment event"
+        r"|aer: uncorrected|pcie link.*lost|pcie.*surprise (?:link )?down",
         Standing.PROOF,
         _BUS,
         "PCIe lost or damaged a transaction",
@@ -143,7 +147,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "file system damaged",
         r"(?:ext4|xfs|btrfs|f2fs)[^:]*: ?(?:error|corruption|.*(?:i/o|internal) error"
-        r"|.*metadata corruption|.*shut(?:ting)? ?down|.*has been shut)|ext4-fs error|xfs_force_shutdown"
+        r"|.*metadata corruption|.*shut(?:ting)? ?down|.*has been shut)|ext4-fs error"
+        r"|xfs_force_shutdown"
         r"|remounting filesystem read-only|detected aborted journal|journal has aborted"
         r"|aborting journal",
         Standing.PROOF,
@@ -151,7 +156,8 @@ RULES: tuple[Rule, ...] = (
         "a local file system is damaged or its disk fails",
         _LINUX + ": fs/ext4, fs/xfs, fs/jbd2",
         (
-            "EXT4-fs error (device sda1): ext4_find_entry:1455: inode #2: comm sh: reading directory",
+            "EXT4-fs error (device sda1): ext4_find_entry:1455: inode #2: comm sh: reading"
+            " directory",
             "EXT4-fs (nvme0n1p2): Remounting filesystem read-only",
             "XFS (nvme1n1): Metadata corruption detected at xfs_agf_verify, xfs_agf block 0x1",
             "XFS (dm-3): Filesystem has been shut down due to log error (0x2).",

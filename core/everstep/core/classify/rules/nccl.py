@@ -64,7 +64,8 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "nccl usage",
-        r"ncclinvalid(?:usage|argument)|invalid (?:usage|argument).*nccl|nccl error.*invalid (?:usage"
+        r"ncclinvalid(?:usage|argument)|invalid (?:usage|argument).*nccl"
+        r"|nccl error.*invalid (?:usage"
         r"|argument)|duplicate gpu detected|nccl warn (?:invalid|.*: invalid)(?! (?:config|net))",
         Standing.CAUSE,
         _PROGRAM,
@@ -74,10 +75,14 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "nccl configuration",
-        r"no socket interface found|unsupported gloo device|unable to (?:resolve hostname|find address for)|no (?:usable|matching) (?:socket )?interface|nccl_(?:socket_ifname"
-        r"|ib_hca).*(?:not found|no match|mismatch)|nccl warn.*mismatched.*version|version mismatch.*nccl"
-        r"|nccl.*version mismatch|(?:undefined symbol|symbol lookup error).*nccl|nccl_version|gid index.*invalid"
-        r"|invalid config|ibv_modify_qp.*(?:invalid argument|no such|no data available|network is unreachable)"
+        r"no socket interface found|unsupported gloo device|unable to (?:resolve hostname"
+        r"|find address for)|no (?:usable|matching) (?:socket )?interface|nccl_(?:socket_ifname"
+        r"|ib_hca).*(?:not found|no match|mismatch)|nccl warn.*mismatched.*version"
+        r"|version mismatch.*nccl"
+        r"|nccl.*version mismatch|(?:undefined symbol|symbol lookup error).*nccl|nccl_version"
+        r"|gid index.*invalid"
+        r"|invalid config|ibv_modify_qp.*(?:invalid argument|no such|no data available"
+        r"|network is unreachable)"
         r"|failed to (?:initialize|find) (?:any )?net(?:work)? plugin|plugin.*abi",
         Standing.CAUSE,
         _CONFIG,
@@ -96,7 +101,8 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "port event",
-        r"got async event : port error|ibv_event_port_err|device \d+ marked as failed|ncclib\w*devicefailure|async event.*port (?:error|down)",
+        r"got async event : port error|ibv_event_port_err|device \d+ marked as failed"
+        r"|ncclib\w*devicefailure|async event.*port (?:error|down)",
         Standing.CAUSE,
         _FABRIC,
         "a port went down; the first time is tolerated",
@@ -159,11 +165,13 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "watchdog time-out",
         r"watchdog caught collective operation timeout|collective operation timeout: work"
-        r"|worknccl\(.*timed out|timed out in blocking wait|ran for \d+ milliseconds before timing out"
+        r"|worknccl\(.*timed out|timed out in blocking wait"
+        r"|ran for \d+ milliseconds before timing out"
         r"|some nccl operations have failed or timed out|timed out waiting \d+ ?ms for"
         r"|monitored_?barrier.*(?:timed out|failed|did not)|barrier timed out"
         r"|watchdog.*(?:got stuck|hung|heartbeat)|heartbeat ?monitor timed out"
-        r"|failure detected by watchdog|timeout at nccl work|collective.*(?:hang|stuck)|nccl.*timed? ?out",
+        r"|failure detected by watchdog|timeout at nccl work|collective.*(?:hang|stuck)"
+        r"|nccl.*timed? ?out",
         Standing.CONSEQUENCE,
         _HANG,
         "a rank waited for another one in vain",
@@ -192,7 +200,9 @@ RULES: tuple[Rule, ...] = (
         "peers did not come",
         r"rendezvous(?:timeout|connection)?error|\d+/\d+ clients joined"
         r"|client socket has timed out|timed out after \d+ ?(?:ms|seconds) waiting for clients"
-        r"|deadline_exceeded|heartbeat timeout|socketstartconnect|call to connect|connectfullmesh failed|could not connect to (?:the )?(?:tcpstore|master|store)|failed to connect to.*29\d\d\d"
+        r"|deadline_exceeded|heartbeat timeout|socketstartconnect|call to connect"
+        r"|connectfullmesh failed|could not connect to (?:the )?(?:tcpstore|master|store)"
+        r"|failed to connect to.*29\d\d\d"
         r"|no route to host|ehostunreach|network is unreachable|name or service not known"
         r"|temporary failure in name resolution|could not resolve|getaddrinfo fail",
         Standing.SIGN,
@@ -207,12 +217,15 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "peer gone",
-        r"connection (?:was likely )?(?:closed|reset|refused|aborted)|broken pipe|closed by remote peer"
-        r"|econnre(?:set|fused)|rendezvous(?:closed|graceful\w*)error|socket (?:closed|recv failed|send failed|progress)|recvvalue failed"
+        r"connection (?:was likely )?(?:closed|reset|refused|aborted)|broken pipe"
+        r"|closed by remote peer"
+        r"|econnre(?:set|fused)|rendezvous(?:closed|graceful\w*)error|socket (?:closed"
+        r"|recv failed|send failed|progress)|recvvalue failed"
         r"|sendbytes failed|failed to recv, got 0 bytes|peer closed|remote peer|ncclremoteerror"
         r"|application timeout caused pair closure|tcpstore server has shut down|pair closure"
         r"|nccl communicator was aborted|ncclcommabort|store.*(?:no longer|unreachable)"
-        r"|should dump.*flag|early termination|taking the entire process down|exiting with error.*dump",
+        r"|should dump.*flag|early termination|taking the entire process down"
+        r"|exiting with error.*dump",
         Standing.CONSEQUENCE,
         _PEER,
         "a peer went away first",

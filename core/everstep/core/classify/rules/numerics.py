@@ -14,7 +14,8 @@ _TRAINERS = "Megatron-LM, DeepSpeed, NeMo, Lightning: messages"
 RULES: tuple[Rule, ...] = (
     Rule(
         "scale exhausted",
-        r"loss scale already at minimum|minimum loss scale reached|loss scale.*(?:too small|underflow)"
+        r"loss scale already at minimum|minimum loss scale reached|loss scale.*(?:too small"
+        r"|underflow)"
         r"|cannot decrease scale",
         Standing.CAUSE,
         _SCALE,
@@ -36,9 +37,12 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "not a number",
-        r"(?:found|detected|encountered|got|is|contains|becomes?|became|returned|with|are) (?:a )?\[?\(?"
-        r"(?:\d+ )?(?:nan|inf)\b|(?:loss|norm|grad\w*|lm loss|ppl|perplexity|val\w*)\W{0,4}[:= ]\W{0,3}(?:nan|-?inf)\b"
-        r"|nan(?:/inf)? (?:in|loss|grad|or inf|detected|found|values?)\b|non-?finite|floatingpointerror"
+        r"(?:found|detected|encountered|got|is|contains|becomes?|became|returned|with"
+        r"|are) (?:a )?\[?\(?"
+        r"(?:\d+ )?(?:nan|inf)\b|(?:loss|norm|grad\w*|lm loss|ppl|perplexity"
+        r"|val\w*)\W{0,4}[:= ]\W{0,3}(?:nan|-?inf)\b"
+        r"|nan(?:/inf)? (?:in|loss|grad|or inf|detected|found|values?)\b|non-?finite"
+        r"|floatingpointerror"
         r"|\bisnan\b|tensor\((?:nan|inf)|probability tensor contains|returned nan values"
         r"|number of nan iterations: +[1-9]|inf or nan",
         Standing.SIGN,
@@ -53,7 +57,8 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "loss jumped",
-        r"(?:loss|grad\w*(?: norm)?)\b.*\b(?:spik\w+|explod\w+|diverg\w+|jump\w*)|(?:spike|divergence) detected",
+        r"(?:loss|grad\w*(?: norm)?)\b.*\b(?:spik\w+|explod\w+|diverg\w+|jump\w*)|(?:spike"
+        r"|divergence) detected",
         Standing.SIGN,
         _SPIKE,
         "loss or gradient norm jumped",
@@ -62,7 +67,8 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "slow",
-        r"\bstraggler|(?:mfu|throughput|tflops?|tokens/s\w*)\b.*\b(?:drop\w*|declin\w+|decreas\w+|degrad\w+|fell)\b",
+        r"\bstraggler|(?:mfu|throughput|tflops?|tokens/s\w*)\b.*\b(?:drop\w*|declin\w+"
+        r"|decreas\w+|degrad\w+|fell)\b",
         Standing.SIGN,
         _SLOW,
         "the job is slower than it was",

@@ -31,8 +31,10 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "finished",
         r"training (?:is |has )?(?:been )?(?:done|complete|completed|finished)\b|finished training"
-        r"|after training is done|`?max_(?:steps|epochs)\S* reached|reached max\w*[_ ](?:steps|epochs|iter\w*)"
-        r"|training completed successfully|successfully finished|job (?:finished|completed) successfully",
+        r"|after training is done|`?max_(?:steps|epochs)\S* reached|reached max\w*[_ ](?:steps"
+        r"|epochs|iter\w*)"
+        r"|training completed successfully|successfully finished|job (?:finished"
+        r"|completed) successfully",
         Standing.CONTEXT,
         _AFTER,
         "the work was done before",
@@ -59,8 +61,10 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "host memory full",
-        r"defaultcpuallocator: can't allocate|\bmemoryerror\b|std::bad_alloc|unable to allocate [\d.]+ [gmt]ib"
-        r"|cannot allocate memory|enomem|errno 12\b|cudahostalloc.*fail|not enough memory: you tried",
+        r"defaultcpuallocator: can't allocate|\bmemoryerror\b|std::bad_alloc"
+        r"|unable to allocate [\d.]+ [gmt]ib"
+        r"|cannot allocate memory|enomem|errno 12\b|cudahostalloc.*fail"
+        r"|not enough memory: you tried",
         Standing.CAUSE,
         _MEMORY,
         "the machine or the container has no memory left",
@@ -76,12 +80,14 @@ RULES: tuple[Rule, ...] = (
         "the scheduler took the machines away",
         "slurm: scancel(1), Kubernetes: disruptions",
         (
-            "slurmstepd: error: *** STEP 7.0 ON node-1 CANCELLED AT 2024-01-01 DUE TO PREEMPTION ***",
+            "slurmstepd: error: *** STEP 7.0 ON node-1 CANCELLED AT 2024-01-01 DUE TO PREEMPTION"
+            " ***",
         ),
     ),
     Rule(
         "node failed",
-        r"due to node fail|node_fail|node failure|nodenotready|node (?:is )?(?:not ready|unreachable|lost|down)"
+        r"due to node fail|node_fail|node failure|nodenotready|node (?:is )?(?:not ready"
+        r"|unreachable|lost|down)"
         r"|nodelost|nodestatusunknown|host (?:is )?(?:unresponsive|not responding)",
         Standing.CAUSE,
         _NODE,
@@ -91,8 +97,10 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "cancelled",
-        r"due to time limit|\btimelimit\b|\bcancelled (?:at|by)|raisedsignal:(?:15|2|10|12)|keyboardinterrupt"
-        r"|deadlineexceeded|job.*(?:cancelled|canceled)|scancel|received (?:15|2|10|12) death signal|received sigint|received sigusr|walltime",
+        r"due to time limit|\btimelimit\b|\bcancelled (?:at|by)|raisedsignal:(?:15|2|10|12)"
+        r"|keyboardinterrupt"
+        r"|deadlineexceeded|job.*(?:cancelled|canceled)|scancel|received (?:15|2|10"
+        r"|12) death signal|received sigint|received sigusr|walltime",
         Standing.CAUSE,
         _STOPPED,
         "somebody, or a time limit, ended the job",
@@ -101,8 +109,10 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "container wrong",
-        r"imagepullbackoff|errimagepull|manifest unknown|createcontainer(?:config)?error|invalid image"
-        r"|exec format error|command not found|no such file or directory: unknown|entrypoint.*not found"
+        r"imagepullbackoff|errimagepull|manifest unknown|createcontainer(?:config)?error"
+        r"|invalid image"
+        r"|exec format error|command not found|no such file or directory: unknown"
+        r"|entrypoint.*not found"
         r"|exec: .*not found|failedmount|mountvolume.*fail|unbound.*persistentvolume",
         Standing.CAUSE,
         _POD,
@@ -113,7 +123,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "container not made",
         r"oci runtime create failed|failed to create (?:shim|containerd) task|runcontainererror"
-        r"|nvidia-container-cli|failedcreatepodsandbox|unexpectedadmissionerror|containerd.*(?:timed? ?out|unavailable)",
+        r"|nvidia-container-cli|failedcreatepodsandbox|unexpectedadmissionerror"
+        r"|containerd.*(?:timed? ?out|unavailable)",
         Standing.SIGN,
         _AGAIN,
         "the container's runtime failed",
@@ -122,7 +133,8 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "sigbus",
-        r"\bsigbus\b|signal 7\b|exit ?code *: *-7\b|exit (?:code|status) 135\b|\bbus error\b|signal: bus",
+        r"\bsigbus\b|signal 7\b|exit ?code *: *-7\b|exit (?:code|status) 135\b|\bbus error\b"
+        r"|signal: bus",
         Standing.SIGN,
         _CRASH,
         "memory that is mapped could not be had: a full /dev/shm, a cut file, or broken memory",
@@ -131,7 +143,8 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "sigkill",
-        r"\bsigkill\b|signal 9\b|exit ?code *: *-9\b|exit(?:ed with)? (?:code|status)[ :=]*137\b|raisedsignal:9"
+        r"\bsigkill\b|signal 9\b|exit ?code *: *-9\b|exit(?:ed with)? (?:code|status)[ :=]*137\b"
+        r"|raisedsignal:9"
         r"|^\s*killed\s*$|exitcode[:=] *137\b|signal: killed",
         Standing.SIGN,
         _KILLED,
@@ -141,7 +154,8 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "sigsegv",
-        r"\bsigsegv\b|signal 11\b|exit ?code *: *-11\b|segmentation fault|exit (?:code|status) 139\b"
+        r"\bsigsegv\b|signal 11\b|exit ?code *: *-11\b|segmentation fault|exit (?:code"
+        r"|status) 139\b"
         r"|\bsigill\b|\bsigfpe\b|exitcode *: *-[48]\b|illegal instruction|signal: segmentation",
         Standing.SIGN,
         _CRASH,
@@ -151,7 +165,8 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "sigterm",
-        r"\bsigterm\b|signal 15\b|exit ?code *: *-15\b|\bterminated\b|exit (?:code|status) 143\b|closing signal",
+        r"\bsigterm\b|signal 15\b|exit ?code *: *-15\b|\bterminated\b|exit (?:code|status) 143\b"
+        r"|closing signal",
         Standing.CONSEQUENCE,
         _STOPPED,
         "told to stop, by a launcher or a scheduler",
@@ -160,7 +175,8 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "sigabrt",
-        r"\bsigabrt\b|signal 6\b|exit ?code *: *-6\b|exit (?:code|status) 134\b|terminate called|\baborted\b"
+        r"\bsigabrt\b|signal 6\b|exit ?code *: *-6\b|exit (?:code|status) 134\b|terminate called"
+        r"|\baborted\b"
         r"|double free|corrupted size|free\(\): invalid|malloc\(\)",
         Standing.CONSEQUENCE,
         _FOLLOWS,
@@ -170,8 +186,10 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "launcher's summary",
-        r"childfailederror|exit ?code *: *[1-9]|root cause \(first observed failure\)|exited with (?:exit )?code [1-9]"
-        r"|crashloopbackoff|processraisedexception|processexitedexception|non-zero exit|returned non-zero"
+        r"childfailederror|exit ?code *: *[1-9]|root cause \(first observed failure\)"
+        r"|exited with (?:exit )?code [1-9]"
+        r"|crashloopbackoff|processraisedexception|processexitedexception|non-zero exit"
+        r"|returned non-zero"
         r"|subprocess.*(?:failed|died)|worker.*(?:died|dead)|actordiederror|workercrashederror"
         r"|engine(?:core)?.*(?:died|dead)|rayactorerror",
         Standing.CONSEQUENCE,

@@ -16,8 +16,8 @@ _START = r"(?:^|[\s\]>|:\"'])(?:[a-z_][\w.]*\.)?"
 RULES: tuple[Rule, ...] = (
     Rule(
         "import failed",
-        _START
-        + r"(?:modulenotfound|import)error\b|undefined symbol|cannot open shared object file|glibc\w*_?[\d.]+' not found",
+        _START + r"(?:modulenotfound|import)error\b|undefined symbol|cannot open shared object file"
+        r"|glibc\w*_?[\d.]+' not found",
         Standing.CAUSE,
         _IMPORT,
         "code and environment do not fit",
@@ -30,11 +30,15 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "error of the program",
         _START
-        + r"(?:type|value|key|index|attribute|name|unboundlocal|assertion|notimplemented|syntax|indentation"
-        r"|zerodivision|arithmetic|recursion|lookup|overflow|stopiteration|validation|configattribute|config\w*"
-        r"|keyvalidation|torchruntime|unsupported|compilation|backendcompilerfailed|internaltorchdynamo"
+        + r"(?:type|value|key|index|attribute|name|unboundlocal|assertion|notimplemented|syntax"
+        r"|indentation"
+        r"|zerodivision|arithmetic|recursion|lookup|overflow|stopiteration|validation"
+        r"|configattribute|config\w*"
+        r"|keyvalidation|torchruntime|unsupported|compilation|backendcompilerfailed"
+        r"|internaltorchdynamo"
         r"|torchscript|instantiation|missingconfig|hydra|argument)(?:error|exception)\b"
-        r"|error: (?:unrecognized arguments|the following arguments|argument -|invalid choice)|triton.*error",
+        r"|error: (?:unrecognized arguments|the following arguments|argument -|invalid choice)"
+        r"|triton.*error",
         Standing.CAUSE,
         _CODE,
         "an exception that a program raises for its own mistakes",
@@ -47,8 +51,8 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "file not there",
-        _START
-        + r"(?:filenotfound|notadirectory|isadirectory|permission|fileexists)error\b|no such file or directory",
+        _START + r"(?:filenotfound|notadirectory|isadirectory|permission|fileexists)error\b"
+        r"|no such file or directory",
         Standing.SIGN,
         _FILE,
         "a path is wrong, or its file system is not mounted",
@@ -57,8 +61,8 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "runtime error",
-        _START
-        + r"(?:runtimeerror|exception|c10::error|oserror|ioerror|systemerror|torch\w*error)\b(?=:|\s*$)|\bfatal error\b"
+        _START + r"(?:runtimeerror|exception|c10::error|oserror|ioerror|systemerror"
+        r"|torch\w*error)\b(?=:|\s*$)"
         r"|^(?:\W*\w+\W+)?(?:expected (?:all tensors|to have finished)|mat1 and mat2)",
         Standing.SIGN,
         _RUNTIME,

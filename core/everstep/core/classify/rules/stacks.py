@@ -12,8 +12,10 @@ _DUMPS = "py-spy; torch: torchfrtrace"
 RULES: tuple[Rule, ...] = (
     Rule(
         "ranks missing",
-        r"not all ranks join|missing ranks?|ranks? .*(?:not joined|did not join|has not joined|did not enter)"
-        r"|no (?:dump|answer|stack)\b.*rank|rank.*no (?:dump|answer|stack)\b|failed to (?:dump|attach)",
+        r"not all ranks join|missing ranks?|ranks? .*(?:not joined|did not join|has not joined"
+        r"|did not enter)"
+        r"|no (?:dump|answer|stack)\b.*rank|rank.*no (?:dump|answer|stack)\b|failed to (?:dump"
+        r"|attach)",
         Standing.SIGN,
         _MISSING,
         "a rank did not come to a collective; who is missing is the suspect",
@@ -31,7 +33,8 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "frame in storage",
-        r"^[^|]*\b(?:fsync|fdatasync|pwrite|nfs_\w+|rpc_wait\w*|wait_on_page\w*|ll_\w+|fuse_\w+|ceph_\w+"
+        r"^[^|]*\b(?:fsync|fdatasync|pwrite|nfs_\w+|rpc_wait\w*|wait_on_page\w*|ll_\w+|fuse_\w+"
+        r"|ceph_\w+"
         r"|save_checkpoint|save_to_checkpoint|torch_save|put_object|upload_part|upload_file)\b"
         r"[^|]*(?:\(|line \d|\+0x)",
         Standing.SIGN,
@@ -45,8 +48,10 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "frame in a collective",
-        r"\b(?:all_?reduce|all_?gather\w*|reduce_scatter\w*|broadcast\w*|barrier|all_to_all\w*|recv_forward"
-        r"|recv_backward|batch_isend_irecv|synchronize|cudastreamsynchronize|cueventsynchronize|wait)\b"
+        r"\b(?:all_?reduce|all_?gather\w*|reduce_scatter\w*|broadcast\w*|barrier|all_to_all\w*"
+        r"|recv_forward"
+        r"|recv_backward|batch_isend_irecv|synchronize|cudastreamsynchronize|cueventsynchronize"
+        r"|wait)\b"
         r" ?\(.*(?:distributed|nccl|\.py:\d+|\.so)",
         Standing.CONSEQUENCE,
         _MISSING,

@@ -21,7 +21,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "no space",
         r"no space left on device|enospc|errno 28\b|disk quota exceeded|edquot|errno 122\b"
-        r"|disk (?:is )?full|diskpressure|low on resource: ephemeral-storage|not enough (?:free )?disk"
+        r"|disk (?:is )?full|diskpressure|low on resource: ephemeral-storage"
+        r"|not enough (?:free )?disk"
         r"|quota (?:has been )?exceeded|out of disk space|file system full",
         Standing.PROOF,
         _FULL,
@@ -61,23 +62,30 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "object store access",
         r"accessdenied|access denied|expiredtoken|invalidaccesskey|signaturedoesnotmatch"
-        r"|nocredentialserror|unable to locate credentials|nosuchbucket|invalidregion|authenticationfailed"
-        r"|(?:401|403) (?:client error|forbidden|unauthorized)|gated repo|permission denied|errno 13\b",
+        r"|nocredentialserror|unable to locate credentials|nosuchbucket|invalidregion"
+        r"|authenticationfailed"
+        r"|(?:401|403) (?:client error|forbidden|unauthorized)|gated repo|permission denied"
+        r"|errno 13\b",
         Standing.SIGN,
         _RIGHTS,
         "the job has no right to what it asks for",
         "AWS S3 API: error codes; EACCES",
         (
-            "botocore.exceptions.ClientError: An error occurred (AccessDenied) when calling PutObject",
+            "botocore.exceptions.ClientError: An error occurred (AccessDenied) when calling"
+            " PutObject",
         ),
     ),
     Rule(
         "object store busy",
-        r"slowdown|reduce your request rate|serviceunavailable|internalerror.*(?:s3|object)|requesttimeout"
-        r"|(?:500|502|503|504) (?:server error|service|bad gateway|gateway|internal)|toomanyrequests"
+        r"slowdown|reduce your request rate|serviceunavailable|internalerror.*(?:s3|object)"
+        r"|requesttimeout"
+        r"|(?:500|502|503|504) (?:server error|service|bad gateway|gateway|internal)"
+        r"|toomanyrequests"
         r"|429 (?:client|too many)|(?:endpointconnection|connecttimeout|readtimeout)error"
-        r"|(?:s3|gcs|gs|oss|hdfs|blob|minio|azure)\b.*(?:timed? ?out|timeout|unavailable|reset|fail)"
-        r"|curl\w*\b.*(?:timeout was reached|timed? ?out|too slow)|operation too slow\. less than|curle_\w+"
+        r"|(?:s3|gcs|gs|oss|hdfs|blob|minio|azure)\b.*(?:timed? ?out|timeout|unavailable|reset"
+        r"|fail)"
+        r"|curl\w*\b.*(?:timeout was reached|timed? ?out|too slow)"
+        r"|operation too slow\. less than|curle_\w+"
         r"|incompletebody|responsestreamingerror|aws_error|awserror|botocore\.exceptions"
         r"|multipart.*(?:fail|error|abort)|checksum.*s3|fsspec.*(?:error|exception)|s3fs.*error",
         Standing.CAUSE,
@@ -89,7 +97,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "hdfs",
         r"safemodeexception|name ?node is in safe mode|blockmissingexception|could not obtain block"
-        r"|org\.apache\.hadoop|hdfs\S*exception|lease(?:expired)?exception|no datanode|all datanodes",
+        r"|org\.apache\.hadoop|hdfs\S*exception|lease(?:expired)?exception|no datanode"
+        r"|all datanodes",
         Standing.CAUSE,
         _REMOTE,
         "HDFS did not serve a request",
@@ -98,8 +107,10 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "service not reached",
-        r"max retries exceeded with url|(?:http|https|read) ?(?:connection)?(?:pool)?\(.*timed? ?out"
-        r"|localentrynotfounderror|couldn't connect to '?https?|remotedisconnected|newconnectionerror"
+        r"max retries exceeded with url|(?:http|https"
+        r"|read) ?(?:connection)?(?:pool)?\(.*timed? ?out"
+        r"|localentrynotfounderror|couldn't connect to '?https?|remotedisconnected"
+        r"|newconnectionerror"
         r"|requests\.exceptions\.|urllib3\.exceptions\.|httpx\.\w*(?:timeout|error)|sslerror",
         Standing.CAUSE,
         _SERVICE,
@@ -121,25 +132,30 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "checkpoint does not fit",
-        r"size mismatch for |(?:missing|unexpected) key\(?s?\)? in (?:the )?(?:state|source|loaded|model)"
-        r"|error\(s\) in loading state_dict|unexpected key|different number of parameter groups"
+        r"size mismatch for |(?:missing|unexpected) key\(?s?\)? in (?:the )?(?:state|source"
+        r"|loaded|model)"
+        r"|error\(s\) in loading state_dict|different number of parameter groups"
         r"|loaded state dict|parameter group that doesn't match|shape mismatch.*(?:checkpoint|load)"
-        r"|(?:world|tp|pp|dp|tensor|pipeline)[\w -]*size.*(?:checkpoint|saved)|zero3?.*checkpoint.*(?:rank|dp)",
+        r"|(?:world|tp|pp|dp|tensor|pipeline)[\w -]*size.*(?:checkpoint|saved)"
+        r"|zero3?.*checkpoint.*(?:rank|dp)",
         Standing.CAUSE,
         _SHAPE,
         "the checkpoint is of another model or layout",
         "torch: Module.load_state_dict",
         (
-            "        size mismatch for lm_head.weight: copying a param with shape torch.Size([5, 4])"
+            "        size mismatch for lm_head.weight: copying a param with shape torch.Size([5,"
+            " 4])"
             " from checkpoint, the shape in current model is torch.Size([6, 4]).",
         ),
     ),
     Rule(
         "checkpoint broken",
-        r"failed finding central directory|invalid header or archive is corrupted|pytorchstreamreader"
+        r"failed finding central directory|invalid header or archive is corrupted"
+        r"|pytorchstreamreader"
         r"|unexpected eof, expected|pickle data was truncated|ran out of input|safetensorerror"
         r"|error while deserializing header|invalidheader|checksum mismatch|corrupt\w* checkpoint"
-        r"|checkpoint.*(?:corrupt|incomplete|truncated|not complete|damaged|invalid)|incomplete ?metadata"
+        r"|checkpoint.*(?:corrupt|incomplete|truncated|not complete|damaged|invalid)"
+        r"|incomplete ?metadata"
         r"|metadataincompletebuffer|file might be corrupted|unpicklingerror|invalid magic number",
         Standing.CAUSE,
         _BROKEN,
@@ -153,8 +169,10 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "checkpoint not written",
-        r"pytorchstreamwriter|file write failed|(?:failed|error|unable|could not) (?:to )?(?:sav|writ|upload)"
-        r"\w* (?:\w+ ){0,3}checkpoint|checkpoint.*(?:save|write|upload)\w* (?:failed|failures?=[1-9])"
+        r"pytorchstreamwriter|file write failed|(?:failed|error|unable|could not) (?:to )?(?:sav"
+        r"|writ|upload)"
+        r"\w* (?:\w+ ){0,3}checkpoint|checkpoint.*(?:save|write|upload)\w* (?:failed"
+        r"|failures?=[1-9])"
         r"|enforce fail at inline_container|checkpointexception",
         Standing.CAUSE,
         Reading(Symptom.CHECKPOINT_ERROR, Label.STORAGE, Action.RETRY, 0.65),
@@ -165,12 +183,17 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "sample broken",
         r"cannot identify image|image file is truncated|broken data stream|unidentifiedimageerror"
-        r"|decompress(?:ion)?bomb|error -\d while decompressing|incorrect (?:header|data) check|badgzipfile"
-        r"|crc check failed|bad crc-32|badzipfile|file is not a zip|tarfile\.\w*error|jsondecodeerror"
+        r"|decompress(?:ion)?bomb|error -\d while decompressing|incorrect (?:header|data) check"
+        r"|badgzipfile"
+        r"|crc check failed|bad crc-32|badzipfile|file is not a zip|tarfile\.\w*error"
+        r"|jsondecodeerror"
         r"|unicodedecodeerror|arrowinvalid|not a parquet file|parquet magic bytes|invalid utf-8"
-        r"|corrupt (?:snappy|jpeg|record|shard|data|file)|premature end of (?:jpeg|file)|datalosserror"
-        r"|invalid data found when processing|corrupt\w* (?:dataset|sample|record|shard|image|video)"
-        r"|(?:dataset|sample|record|shard|tfrecord).*(?:corrupt|truncated|malformed)|datasetgenerationerror"
+        r"|corrupt (?:snappy|jpeg|record|shard|data|file)|premature end of (?:jpeg|file)"
+        r"|datalosserror"
+        r"|invalid data found when processing|corrupt\w* (?:dataset|sample|record|shard|image"
+        r"|video)"
+        r"|(?:dataset|sample|record|shard|tfrecord).*(?:corrupt|truncated|malformed)"
+        r"|datasetgenerationerror"
         r"|not in gzip format|moov atom not found|invalid (?:wav|flac|video|audio|image)",
         Standing.CAUSE,
         _SAMPLE,
@@ -184,7 +207,8 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "saving",
-        r"\bsaving\b.*(?:checkpoint|model|state)|(?:save|saving|started|begin\w*)\W+(?:\w+ )?checkpoints?\b"
+        r"\bsaving\b.*(?:checkpoint|model|state)|(?:save|saving|started"
+        r"|begin\w*)\W+(?:\w+ )?checkpoints?\b"
         r"|writing checkpoint|upload\w* checkpoint",
         Standing.CONTEXT,
         _SAVING,
@@ -194,7 +218,8 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "saved",
-        r"(?:successfully )?(?:saved|wrote|finished saving|done saving|uploaded)\b.*(?:checkpoint|model|state)"
+        r"(?:successfully )?(?:saved|wrote|finished saving|done saving"
+        r"|uploaded)\b.*(?:checkpoint|model|state)"
         r"|checkpoints?\b.*\b(?:saved|completed|committed|done|finished)\b",
         Standing.CONTEXT,
         _SAVING,

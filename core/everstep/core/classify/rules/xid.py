@@ -71,7 +71,7 @@ RULES: tuple[Rule, ...] = (
     *(_rule(*entry) for entry in _CODES),
     Rule(
         "xid 154 reset",
-        _AT + r"154\b.*\((?:gpu reset|node reboot|drain)",
+        _AT + r"154\b(?:.* to 0x\w+)? *\((?:gpu reset|node reboot|drain)",
         Standing.PROOF,
         _BROKEN,
         "the driver asks for a reset or a reboot",
