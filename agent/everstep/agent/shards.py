@@ -201,7 +201,7 @@ class ShardStore:
             raise TransientError(f"rank {shard.rank}'s last transfer still goes on")
         try:
             with self._current(region, attempt):
-                slot = _make_room(region.view, shard)
+                slot = make_room(region.view, shard)
             if fill(region.view.body(slot)[: shard.body_bytes]) != shard.crc32:
                 raise PermanentError(
                     f"rank {shard.rank}'s step {shard.step} arrived damaged (bad checksum)"
@@ -277,7 +277,7 @@ def _fields(path: Path) -> dict[str, int]:
     return {name: int(value) for name, value, *_ in words}
 
 
-def _make_room(view: Region, shard: Shard) -> int:
+def make_room(view: Region, shard: Shard) -> int:
     """The slot to receive a shard in, emptied."""
     for slot, held in view.committed():
         if held.step < shard.step:

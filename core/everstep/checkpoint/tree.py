@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -20,11 +21,14 @@ from everstep.core.shard import aligned
 Node = Any
 """A node of the JSON description."""
 
+_SMALL_BYTES = 64 * 1024
+
 
 class FlatTree:
     """A state, measured and described, ready to be written.
 
-    The tensors are not copied: they must not change until `write` returns.
+    Large tensors are not copied: they must not change until `write` returns. Small ones are, at
+    once: what changes outside of the optimizer is small (running statistics, counters, metrics).
 
     Args:
         state: Nested dicts (keys str or int), lists and tuples of tensors on any device, and of
@@ -35,16 +39,38 @@ class FlatTree:
     """
 
     def __init__(self, state: Mapping[Any, Any]) -> None:
-        self._tensors: list[tuple[int, torch.Tensor]] = []
+        self._tensors: list[_Placed] = []
         self.payload_bytes = 0
         self.metadata = json.dumps(self._describe(state, "state")).encode()
 
+    @property
+    def cuda_device(self) -> torch.device | None:
+        """The GPU on which tensors lie, if any do."""
+        return next((t.tensor.device for t in self._tensors if t.tensor.is_cuda), None)
+
     def write(self, payload: memoryview) -> None:
-        """Copy all tensors to their places in memory of at least `payload_bytes`."""
-        for offset, tensor in self._tensors:
-            place = _typed(payload, offset, tensor.dtype, tensor.shape)
+        """Copy all tensors to their places in memory of at least `payload_bytes`.
+
+        Copies from a GPU are only begun, on its current stream.
+        """
+        for placed in self._tensors:
+            tensor = placed.tensor
+            place = _typed(payload, placed.offset, tensor.dtype, tensor.shape)
             if place is not None:
-                place.copy_(tensor)
+                place.copy_(tensor, non_blocking=True)
+
+    def check_unchanged(self) -> None:
+        """Make sure that nobody has written to a tensor since the state was taken.
+
+        Raises:
+            PermanentError: Somebody has: what was copied may be a mixture.
+        """
+        for placed in self._tensors:
+            if placed.version != _version(placed.tensor):
+                raise PermanentError(
+                    f"{placed.path} was changed while it was copied: only after"
+                    " wait_before_update() may the saved tensors be changed"
+                )
 
     def _describe(self, value: object, path: str) -> Node:
         match value:
@@ -76,15 +102,36 @@ class FlatTree:
         plain = type(tensor) in (torch.Tensor, torch.nn.Parameter)
         if not plain or tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
             raise _unsupported(tensor, path, "of a DTensor, give its to_local()")
+        # A clone of a view is dense, and so is its place.
         tensor = tensor.detach()
         offset = aligned(self.payload_bytes)
-        self._tensors.append((offset, tensor))
         self.payload_bytes = offset + tensor.numel() * tensor.element_size()
-        # The strides that a copy of it would have: those of dense tensors are kept (channels_last),
-        # those of views are not.
-        strides = torch.empty_like(tensor, device="meta").stride()
         dtype = str(tensor.dtype).removeprefix("torch.")
-        return ["tensor", dtype, list(tensor.shape), list(strides), offset]
+        node = ["tensor", dtype, list(tensor.shape), _dense_strides(tensor), offset]
+        if tensor.nbytes <= _SMALL_BYTES:
+            tensor = tensor.clone()
+        self._tensors.append(_Placed(offset, tensor, _version(tensor), path))
+        return node
+
+
+@dataclass(frozen=True, slots=True)
+class _Placed:
+    offset: int
+    tensor: torch.Tensor
+    version: int
+    path: str
+
+
+def _version(tensor: torch.Tensor) -> int:
+    # Inference tensors have none.
+    return 0 if tensor.is_inference() else tensor._version  # pyright: ignore[reportPrivateUsage]
+
+
+def _dense_strides(tensor: torch.Tensor) -> list[int]:
+    """The strides of a copy: those of dense tensors are kept (channels_last), of views not."""
+    if tensor.is_contiguous():
+        return list(tensor.stride())
+    return list(torch.empty_like(tensor, device="meta").stride())
 
 
 def rebuild(metadata: bytes, payload: memoryview) -> Any:

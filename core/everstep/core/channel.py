@@ -1,8 +1,9 @@
 """What a rank and its agent say to each other over the local channel.
 
 A stream socket pair that the rank inherits (`names.ENV_CHANNEL_FD`). Each message is 4 bytes of
-length and a JSON object. The rank asks, the agent answers; `Report` is not answered. File
-descriptors of shared memory travel beside an answer's first byte.
+length and a JSON object. The rank asks, the agent answers; `Report` is not answered, and the
+answer to `Saved` may come any time later, or never. File descriptors of shared memory travel beside
+an answer's first byte.
 
     rank                        agent
     Hello                       Welcome
@@ -41,13 +42,13 @@ class Welcome:
         machine: Name of the machine.
         rank: Global rank.
         attempt: Attempt that the rank belongs to.
-        patience_s: Longest time in which the agent answers anything.
+        backup_timeout_s: How long a step may wait for its backup.
     """
 
     machine: str
     rank: int
     attempt: int
-    patience_s: float
+    backup_timeout_s: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@ any instruction. What makes a slot readable is its header, which is written afte
     invalidate -> write the body -> commit
 
 A slot that was begun and not committed reads as empty, and the other slot still holds the step
-before. Two slots suffice because a rank saves a step only after every rank that it exchanges
-gradients with has saved the step before.
+before. Two slots suffice because a rank overwrites one only when all ranks have the step that is
+in the other (`checkpoint.saver`).
 
     region   header, padded to a page | slot 0 | slot 1
     slot     header, padded to 128 B  | body of up to `slot_bytes`
@@ -104,6 +104,11 @@ class Region:
         if len(buffer) < region_bytes(self.slot_bytes):
             raise PermanentError(f"shard region of {region_bytes(self.slot_bytes)} B was cut short")
         self._buffer = buffer
+
+    @property
+    def memory(self) -> memoryview:
+        """All of it; the same object each time."""
+        return self._buffer
 
     def invalidate(self, slot: int) -> None:
         """Make a slot read as empty; to be called before its body is touched."""
