@@ -134,6 +134,19 @@ def test_backups_arrive_and_the_last_two_steps_stay(source: Machine, holder: Mac
     assert holder.store.copies(verify=True) == source.store.copies(verify=True)
 
 
+def test_backups_keep_to_their_pace(source: Machine, holder: Machine) -> None:
+    save(source.store, 4, 1)
+    save(source.store, 5, 1)
+    # Together twice three chunks and a bit; the first one need not wait.
+    paced = BackupSender(source.store, SECRET, JOB, bytes_per_s=10 * link.CHUNK_BYTES)
+    began_s = time.monotonic()
+    for future in [paced.send(rank, 1, holder.info) for rank in (4, 5)]:
+        future.result(PATIENCE_S)
+    assert time.monotonic() - began_s >= 0.6
+    paced.close()
+    assert steps(holder.store, 4) == steps(holder.store, 5) == (1,)
+
+
 def test_a_backup_that_is_there_already_counts_as_done(source: Machine, holder: Machine) -> None:
     save(source.store, 4, 1)
     send(source, holder.info, 4, 1)

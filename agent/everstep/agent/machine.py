@@ -60,7 +60,9 @@ class Machine:
         self._on_event = on_event
         self._one_order = asyncio.Lock()
         self._store = ShardStore(config.machine)
-        self._sender = BackupSender(self._store, config.secret, config.job)
+        self._sender = BackupSender(
+            self._store, config.secret, config.job, config.backup_bytes_per_s
+        )
         self._launcher = Launcher(config)
         self._running: Attempt | None = None
         # The newest attempt that was started or stopped here, and which of the two it was.

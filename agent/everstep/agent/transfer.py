@@ -21,10 +21,10 @@ import logging
 import socket
 import threading
 import zlib
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import cast
 
-from everstep.agent.link import Link, accept, connect
+from everstep.agent.link import Link, Pace, accept, connect
 from everstep.agent.shards import ShardStore
 from everstep.core import wire
 from everstep.core.errors import EverstepError, PermanentError, TransientError
@@ -156,12 +156,17 @@ class BackupSender:
         store: Where the shards lie.
         secret: The job's secret.
         job: The job's name.
+        bytes_per_s: How much to send to all holders together, > 0, or None for no limit. A limit
+            leaves the network to training; a step's backup still has to be done within a step.
     """
 
-    def __init__(self, store: ShardStore, secret: bytes, job: str) -> None:
+    def __init__(
+        self, store: ShardStore, secret: bytes, job: str, bytes_per_s: float | None = None
+    ) -> None:
         self._store = store
         self._secret = secret
         self._job = job
+        self._pace = None if bytes_per_s is None else Pace(bytes_per_s)
         self._lanes: dict[str, _Lane] = {}
         self._lock = threading.Lock()
 
@@ -178,7 +183,7 @@ class BackupSender:
             if lane is None or lane.holder != holder:
                 if lane is not None:
                     lane.close()
-                lane = _Lane(holder, self._store, self._secret, self._job)
+                lane = _Lane(holder, self._store, self._secret, self._job, self._pace)
                 self._lanes[holder.machine] = lane
             return lane.put(rank, step)
 
@@ -193,8 +198,11 @@ class BackupSender:
 class _Lane:
     """The way to one holder."""
 
-    def __init__(self, holder: MachineInfo, store: ShardStore, secret: bytes, job: str) -> None:
+    def __init__(
+        self, holder: MachineInfo, store: ShardStore, secret: bytes, job: str, pace: Pace | None
+    ) -> None:
         self.holder = holder
+        self._pace = pace
         self._store = store
         self._secret = secret
         self._job = job
@@ -269,7 +277,7 @@ class _Lane:
         link.send({"put": _show_shard(shard)})
         answer = _accepted(link.receive())
         if "go" in answer:
-            link.send_payload(region.view.body(slot)[: shard.body_bytes])
+            link.send_payload(region.view.body(slot)[: shard.body_bytes], self._pace)
             _accepted(link.receive())
 
     def _connected(self) -> Link:
@@ -279,6 +287,7 @@ class _Lane:
                 if self._closing:
                     link.close()
                     raise TransientError(f"{self.holder.machine} holds no backup any more")
+                link.give_way()
                 self._link = link
         return self._link
 
@@ -321,10 +330,17 @@ def pull(order: Pull, step: int, store: ShardStore, secret: bytes, job: str) -> 
 
 def _receive_body(link: Link, body: memoryview) -> int:
     crc32 = 0
-    while body:
-        count = link.receive_some(body)
-        crc32 = zlib.crc32(body[:count], crc32)
-        body = body[count:]
+
+    def add(piece: memoryview) -> None:
+        nonlocal crc32
+        crc32 = zlib.crc32(piece, crc32)
+
+    # What has come is checked while the rest comes: that takes about as long as receiving does.
+    with ThreadPoolExecutor(1, "transfer-checksum") as checker:
+        while body:
+            count = link.receive_some(body)
+            checker.submit(add, body[:count])
+            body = body[count:]
     return crc32
 
 
