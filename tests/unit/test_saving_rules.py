@@ -95,7 +95,7 @@ class Job:
             yield True
 
     def shard(self, rank: Rank, step: int) -> Shard:
-        return Shard(rank.number, step, 1, 8, 8, 0)
+        return Shard(rank.number, step, 1, 8, 8, 0, 0, 0)
 
     def advance(self, choice: int) -> None:
         """Let something happen: the first program from `choice` on that can go on."""

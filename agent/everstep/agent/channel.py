@@ -102,6 +102,8 @@ class RankChannel:
                     self._reply(self._welcome())
                 case channel.Restore():
                     self._restore()
+                case channel.Damaged(step):
+                    self._mend(step)
                 case channel.Reserve(slot_bytes):
                     region = self._store.region_for(self.rank, slot_bytes)
                     self._reply(channel.Reserved(region.view.slot_bytes), region)
@@ -127,7 +129,15 @@ class RankChannel:
         if self._greeted:
             raise PermanentError("connect() was called before in this process")
         self._greeted = True
-        return channel.Welcome(self._store.machine, self.rank, self.attempt, self._backup_timeout_s)
+        origin = self._store.origin
+        return channel.Welcome(
+            self._store.machine,
+            self.rank,
+            self.attempt,
+            origin.job,
+            origin.layout,
+            self._backup_timeout_s,
+        )
 
     def _restore(self) -> None:
         step = self._restore_step
@@ -140,6 +150,20 @@ class RankChannel:
                 f"machine {self._store.machine} has no step {step} of rank {self.rank}"
             )
         self._reply(channel.Restored(step), region)
+
+    def _mend(self, step: int) -> None:
+        """Get another copy of what the rank found damaged."""
+        if not self._store.drop_damaged(self.rank, step):
+            raise PermanentError(f"rank {self.rank}'s step {step} is as it was saved")
+        damaged = f"machine {self._store.machine}'s step {step} of rank {self.rank} is damaged"
+        if self._holder is None:
+            raise PermanentError(f"{damaged}, and it has no backup")
+        try:
+            self._sender.fetch(self.rank, step, self._holder)
+        except EverstepError as error:
+            raise PermanentError(f"{damaged}, and its backup: {error}") from error
+        logger.warning("%s: fetched from machine %s", damaged, self._holder.machine)
+        self._restore()
 
     def _saved(self, step: int, slot: int) -> None:
         region = self._store.region(self.rank)

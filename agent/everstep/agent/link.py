@@ -18,6 +18,7 @@ from typing import Any
 
 from everstep.core import wire
 from everstep.core.errors import PermanentError, TransientError
+from everstep.core.faultpoint import reached
 
 HANDSHAKE_TIMEOUT_S = 5.0
 """For the whole handshake, however slowly the other side drips its bytes."""
@@ -87,6 +88,7 @@ class Link:
             if pace is not None:
                 pace.wait(len(chunk))
             self._sock.sendall(chunk)
+            reached("mid_send")
 
     def give_way(self) -> None:
         """Let the network serve all other traffic first, where it tells classes apart."""

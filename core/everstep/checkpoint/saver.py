@@ -45,7 +45,8 @@ from everstep.checkpoint.copying import Copier, copier_for
 from everstep.checkpoint.tree import FlatTree
 from everstep.core import channel
 from everstep.core.errors import EverstepError, PermanentError
-from everstep.core.shard import Region, Shard, aligned, body_bytes
+from everstep.core.faultpoint import reached
+from everstep.core.shard import Origin, Region, Shard, aligned, body_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -91,6 +92,7 @@ class Saver:
     ) -> None:
         self._link = link
         self._me = me
+        self._origin = Origin(me.job, me.layout)
         self._agreement = agreement
         self._region = region
         self._copier: Copier | None = None
@@ -179,6 +181,7 @@ class Saver:
         self._reach(Stage.COPIED)
         self._commit(task, region, slot)
         self._protect(task.step, slot)
+        reached("before_announce")
         self._agreement.announce(task.step)
         self._reach(Stage.HELD)
         if self._wait_stable(task.step):
@@ -189,12 +192,15 @@ class Saver:
         region.discard_after(task.step - 1)
         newest = region.newest()
         slot = region.slot_to_overwrite(None if newest is None else newest[1].step)
+        reached("before_invalidate")
         region.invalidate(slot)
+        reached("after_invalidate")
         body = region.body(slot)
         metadata = task.state.metadata
         body[: len(metadata)] = metadata
         task.copier.copy(task.state, body[aligned(len(metadata)) :])
         task.state.check_unchanged()
+        reached("after_copy")
         return slot
 
     def _commit(self, task: _Task, region: Region, slot: int) -> None:
@@ -205,8 +211,11 @@ class Saver:
             metadata_bytes=len(task.state.metadata),
             payload_bytes=task.state.payload_bytes,
             crc32=zlib.crc32(region.body(slot)[: task.size_bytes]),
+            job=self._origin.job_print,
+            layout=self._origin.layout_print,
         )
         region.commit(slot, shard)
+        reached("after_commit")
 
     def _protect(self, step: int, slot: int) -> None:
         overdue = self._overdue_step

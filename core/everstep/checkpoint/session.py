@@ -28,7 +28,7 @@ from everstep.checkpoint.agent_link import AgentLink
 from everstep.checkpoint.saver import Saver, Stage, map_region
 from everstep.core import channel, names
 from everstep.core.errors import EverstepError, PermanentError
-from everstep.core.shard import Region, aligned
+from everstep.core.shard import Origin, Region, Shard, aligned
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +63,8 @@ class Session(ABC):
         """The state to start from, or None to start from the beginning.
 
         Raises:
-            PermanentError: The stored state is damaged, or the agent is gone.
+            PermanentError: The stored state is damaged here and on the machine of its backup, or is
+                another job's or layout's; or the agent is gone.
         """
 
     @abstractmethod
@@ -185,21 +186,19 @@ class _AttachedSession(Session):
         answer, fd = self._link.ask(channel.Restore(), channel.Restored)
         if answer.step is None:
             return None
-        region = map_region(fd)
-        found = region.find(answer.step)
-        if found is None:
-            raise PermanentError(f"{self._who}: step {answer.step} is not in its memory")
-        slot, shard = found
+        region, slot, shard = self._found(answer.step, fd)
         if not region.intact(slot):
-            raise PermanentError(
-                f"{self._who}: the stored state of step {answer.step} is damaged (bad checksum)"
-            )
+            logger.warning("%s: step %d is damaged; fetching its backup", self._who, shard.step)
+            _, fd = self._link.ask(channel.Damaged(shard.step), channel.Restored)
+            region, slot, shard = self._found(shard.step, fd)
+            if not region.intact(slot):
+                raise PermanentError(f"{self._who}: step {shard.step} is damaged (bad checksum)")
         body = region.body(slot)
         payload = body[aligned(shard.metadata_bytes) : shard.body_bytes]
         state = tree.rebuild(bytes(body[: shard.metadata_bytes]), payload)
-        self._last_step = answer.step
+        self._last_step = shard.step
         self._saver = self._new_saver(region)
-        return Restored(answer.step, state)
+        return Restored(shard.step, state)
 
     def save(self, step: int, state: Mapping[Any, Any], *, blocking: bool = False) -> None:
         if step <= self._last_step:
@@ -235,6 +234,14 @@ class _AttachedSession(Session):
     @property
     def _who(self) -> str:
         return f"rank {self._me.rank} on {self._me.machine}"
+
+    def _found(self, step: int, fd: int | None) -> tuple[Region, int, Shard]:
+        region = map_region(fd)
+        found = region.find(step)
+        if found is None:
+            raise PermanentError(f"{self._who}: step {step} is not in its memory")
+        Origin(self._me.job, self._me.layout).check(found[1])
+        return region, *found
 
     def _new_saver(self, region: Region | None) -> Saver:
         others = agreement.of_environment(os.environ, self._me.attempt)

@@ -16,6 +16,7 @@ from typing import Any, cast
 import torch
 
 from everstep.core.errors import PermanentError
+from everstep.core.faultpoint import reached
 from everstep.core.shard import aligned
 
 Node = Any
@@ -58,6 +59,7 @@ class FlatTree:
             place = _typed(payload, placed.offset, tensor.dtype, tensor.shape)
             if place is not None:
                 place.copy_(tensor, non_blocking=True)
+                reached("mid_copy")
 
     def check_unchanged(self) -> None:
         """Make sure that nobody has written to a tensor since the state was taken.

@@ -8,6 +8,7 @@ an answer's first byte.
     rank                        agent
     Hello                       Welcome
     Restore                     Restored, with the region's descriptor unless step is None
+    Damaged                     Restored, once another machine's copy has come
     Reserve                     Reserved, with the region's descriptor
     Saved                       Protected, once the backup holder has it or could not get it
     Report                      -
@@ -42,12 +43,16 @@ class Welcome:
         machine: Name of the machine.
         rank: Global rank.
         attempt: Attempt that the rank belongs to.
+        job: Name of the job.
+        layout: The job's layout.
         backup_timeout_s: How long a step may wait for its backup.
     """
 
     machine: str
     rank: int
     attempt: int
+    job: str
+    layout: str
     backup_timeout_s: float
 
 
@@ -61,6 +66,13 @@ class Restored:
     """The step to start from; None: from the beginning."""
 
     step: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Damaged:
+    """What was to be restored does not have its checksum: is there another copy of it?"""
+
+    step: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +127,17 @@ class Failed:
 
 
 Message = (
-    Hello | Welcome | Restore | Restored | Reserve | Reserved | Saved | Protected | Report | Failed
+    Hello
+    | Welcome
+    | Restore
+    | Restored
+    | Damaged
+    | Reserve
+    | Reserved
+    | Saved
+    | Protected
+    | Report
+    | Failed
 )
 
 _KINDS: dict[str, type[Message]] = {kind.__name__: kind for kind in get_args(Message)}
