@@ -19,6 +19,7 @@ import os
 import random
 import time
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -238,6 +239,7 @@ class Trainer:
         self.model = Stage(args, mesh).to(args.device)
         self.adam = Adam(self.model, args.lr)
         self.losses = torch.zeros(10)
+        self.before_update: Callable[[], None] = lambda: None
         # Few enough sources of the standard library that reading them costs a start nothing.
         files = sorted(Path(os.__file__).parent.glob("*.py"))[:NUM_FILES]
         self.text = b"".join(file.read_bytes() for file in files)
@@ -270,6 +272,7 @@ class Trainer:
         for received, out in [self.forward(tokens) for tokens in micro_batches]:
             self.backward(received, out)
         dp_all_reduce(self.adam.reduced, self.dp)
+        self.before_update()
         self.adam.step(step)
         self.losses = self.losses.roll(-1)
         self.losses[-1] = self.adam.reduced[-1]
@@ -349,6 +352,9 @@ class FileSession:
         path.with_suffix(".tmp").replace(path)
         self.paths(step - 2 * self.every)[dist.get_rank()].unlink(missing_ok=True)
 
+    def wait_before_update(self) -> None:
+        """Nothing to wait for: `save` has written everything."""
+
 
 def open_session(args: argparse.Namespace) -> Session | FileSession | None:
     """Where checkpoints go: to files if asked, else to Everstep, else nowhere."""
@@ -398,6 +404,9 @@ def main() -> None:
     restored = session.restore() if session else None
     if restored:
         trainer.load(restored.state)
+    if session:
+        # With an optimizer of torch: session.protect(optimizer).
+        trainer.before_update = session.wait_before_update
     reports = mesh["pp"].is_last and mesh["tp"].index == 0 and mesh["dp"].index == 0
     for step in range(restored.step + 1 if restored else 1, args.steps + 1):
         start_s = time.monotonic()

@@ -310,6 +310,54 @@ def test_later_steps_of_an_older_attempt_do_not_survive_a_save(
     assert [copy.steps for copy in here.store.copies(verify=True)] == [(1,)]
 
 
+def saved_on_both(here: Machine, peer: Machine, connect: Connect) -> None:
+    with channel_of(here, peer) as (_, theirs):
+        session = connect(theirs)
+        for step in (1, 2):
+            session.save(step, {"x": torch.full((100,), step)})
+        session.close()
+
+
+def test_a_damaged_state_is_restored_from_its_backup(
+    here: Machine, peer: Machine, connect: Connect, caplog: pytest.LogCaptureFixture
+) -> None:
+    saved_on_both(here, peer, connect)
+    flip_a_bit(here.store, 2)
+    with channel_of(here, peer, restore_step=2, attempt=2) as (_, theirs):
+        session = connect(theirs)
+        restored = session.restore()
+        assert restored is not None
+        assert torch.equal(restored.state["x"], torch.full((100,), 2))
+        session.save(3, {"x": 3})
+        session.close()
+    assert "m0's step 2 of rank 0 is damaged: fetched from machine m1" in caplog.text
+    assert [copy.steps for copy in here.store.copies(verify=True)] == [(2, 3)]
+
+
+def test_a_step_that_is_damaged_everywhere_is_never_offered_again(
+    here: Machine, peer: Machine, connect: Connect
+) -> None:
+    saved_on_both(here, peer, connect)
+    flip_a_bit(here.store, 2)
+    flip_a_bit(peer.store, 2)
+    with channel_of(here, peer, restore_step=2, attempt=2) as (_, theirs):
+        session = connect(theirs)
+        with pytest.raises(
+            PermanentError, match=r"m0's step 2 .*is damaged, and its backup: rank 0"
+        ):
+            session.restore()
+        session.close()
+    # What the next restart is planned with: the step before, good on both.
+    assert [copy.steps for copy in here.store.copies()] == [(1,)]
+    assert [copy.steps for copy in peer.store.copies()] == [(1,)]
+    with channel_of(here, peer, restore_step=1, attempt=3) as (_, theirs):
+        session = connect(theirs)
+        restored = session.restore()
+        assert restored is not None
+        assert torch.equal(restored.state["x"], torch.full((100,), 1))
+        session.close()
+
+
 def test_a_damaged_state_is_not_restored(here: Machine, connect: Connect) -> None:
     with channel_of(here) as (_, theirs):
         session = connect(theirs)
@@ -318,7 +366,9 @@ def test_a_damaged_state_is_not_restored(here: Machine, connect: Connect) -> Non
     flip_a_bit(here.store, 1)
     with channel_of(here, restore_step=1, attempt=2) as (_, theirs):
         session = connect(theirs)
-        with pytest.raises(PermanentError, match=r"rank 0 on m0: .*step 1 is damaged"):
+        with pytest.raises(
+            PermanentError, match="m0's step 1 of rank 0 is damaged, and it has no backup"
+        ):
             session.restore()
         session.close()
 

@@ -25,11 +25,12 @@ from everstep.agent.transfer import BackupSender, TransferServer, pull
 from everstep.core import wire
 from everstep.core.errors import PermanentError, StaleAttempt, TransientError
 from everstep.core.model import MachineInfo, Pull
-from everstep.core.shard import Shard
+from everstep.core.shard import Origin, Shard
 
 SECRET = b"a secret of the job"
 JOB = "job"
 HOST = "127.0.0.1"
+ORIGIN = Origin()
 PATIENCE_S = 20.0
 TENSOR_BYTES = 3 * 2**20 + 17
 
@@ -39,7 +40,9 @@ def content(rank: int, step: int) -> bytes:
 
 
 def shard_of(rank: int, step: int, attempt: int = 1) -> Shard:
-    return Shard(rank, step, attempt, 30, TENSOR_BYTES, zlib.crc32(content(rank, step)))
+    crc32 = zlib.crc32(content(rank, step))
+    job, layout = ORIGIN.job_print, ORIGIN.layout_print
+    return Shard(rank, step, attempt, 30, TENSOR_BYTES, crc32, job, layout)
 
 
 def save(store: ShardStore, rank: int, step: int, attempt: int = 1) -> Shard:
@@ -120,6 +123,8 @@ def put_request(shard: Shard) -> wire.Header:
             "metadata_bytes": shard.metadata_bytes,
             "tensor_bytes": shard.payload_bytes,
             "crc32": shard.crc32,
+            "job": shard.job,
+            "layout": shard.layout,
         }
     }
 
@@ -132,6 +137,19 @@ def test_backups_arrive_and_the_last_two_steps_stay(source: Machine, holder: Mac
     assert steps(holder.store, 4) == (2, 3)
     assert steps(holder.store, 5) == (2, 3)
     assert holder.store.copies(verify=True) == source.store.copies(verify=True)
+
+
+def test_backups_keep_to_their_pace(source: Machine, holder: Machine) -> None:
+    save(source.store, 4, 1)
+    save(source.store, 5, 1)
+    # Together twice three chunks and a bit; the first one need not wait.
+    paced = BackupSender(source.store, SECRET, JOB, bytes_per_s=10 * link.CHUNK_BYTES)
+    began_s = time.monotonic()
+    for future in [paced.send(rank, 1, holder.info) for rank in (4, 5)]:
+        future.result(PATIENCE_S)
+    assert time.monotonic() - began_s >= 0.6
+    paced.close()
+    assert steps(holder.store, 4) == steps(holder.store, 5) == (1,)
 
 
 def test_a_backup_that_is_there_already_counts_as_done(source: Machine, holder: Machine) -> None:
@@ -188,6 +206,22 @@ def test_a_pull_of_a_damaged_shard_is_noticed(source: Machine, holder: Machine) 
     with pytest.raises(PermanentError, match="rank 4's step 7 arrived damaged"):
         pull(Pull(4, "m0", HOST, source.server.port), 7, holder.store, SECRET, JOB)
     assert steps(holder.store, 4) == ()
+    # Nor is it offered again.
+    assert source.store.copies() == ()
+
+
+def test_shards_of_another_layout_are_refused_on_both_ways(source: Machine) -> None:
+    save(source.store, 4, 7)
+    store = ShardStore("m1", origin=Origin(layout="tp=2"))
+    server = TransferServer(HOST, store, SECRET, JOB)
+    with pytest.raises(PermanentError, match="rank 4's step 7 was saved in another layout"):
+        send(source, MachineInfo("m1", HOST, server.port, 0, 1, 0.0), 4, 7)
+    with pytest.raises(PermanentError, match="rank 4's step 7 was saved in another layout"):
+        pull(Pull(4, "m0", HOST, source.server.port), 7, store, SECRET, JOB)
+    # Nothing is wrong with it where it is.
+    assert steps(source.store, 4) == (7,)
+    assert store.copies() == ()
+    server.close()
 
 
 def test_a_pull_from_nobody_is_transient(holder: Machine) -> None:

@@ -7,7 +7,7 @@ import zlib
 import pytest
 
 from everstep.core.errors import PermanentError
-from everstep.core.shard import NUM_SLOTS, Region, Shard, format_region, region_bytes
+from everstep.core.shard import NUM_SLOTS, Origin, Region, Shard, format_region, region_bytes
 
 SLOT_BYTES = 1000
 
@@ -26,7 +26,7 @@ def write(region: Region, slot: int, step: int, attempt: int = 1) -> Shard:
     shard_bytes = 64 + 200
     body = region.body(slot)
     body[:shard_bytes] = bytes([step % 256]) * shard_bytes
-    shard = Shard(7, step, attempt, 50, 200, zlib.crc32(body[:shard_bytes]))
+    shard = Shard(7, step, attempt, 50, 200, zlib.crc32(body[:shard_bytes]), 1, 2)
     region.commit(slot, shard)
     return shard
 
@@ -53,7 +53,7 @@ def test_the_slots_do_not_touch_each_other(region: Region) -> None:
         region.body(slot)[:] = bytes([slot + 1]) * SLOT_BYTES
         size = SLOT_BYTES - 64
         crc32 = zlib.crc32(region.body(slot)[: size + 64])
-        region.commit(slot, Shard(0, slot, 1, 1, size, crc32))
+        region.commit(slot, Shard(0, slot, 1, 1, size, crc32, 1, 2))
     assert all(region.intact(slot) for slot in range(NUM_SLOTS))
 
 
@@ -83,7 +83,7 @@ def test_a_header_written_in_part_reads_as_empty(memory: bytearray, region: Regi
     region.invalidate(0)
     write(region, 0, step=4)
     new = bytes(memory[4096 : 4096 + 128])
-    for cut in range(1, 56):
+    for cut in range(1, 72):
         mixed = new[:cut] + old[cut:]
         memory[4096 : 4096 + 128] = mixed
         if mixed not in (old, new):
@@ -109,6 +109,16 @@ def test_the_slot_to_overwrite_is_empty_or_the_oldest_and_never_the_one_to_keep(
     assert region.slot_to_overwrite(None) == 0
 
 
+def test_a_shard_of_another_job_or_layout_is_told_apart() -> None:
+    ours = Origin("a", "tp=2")
+    shard = Shard(3, 7, 1, 1, 1, 0, ours.job_print, ours.layout_print)
+    ours.check(shard)
+    with pytest.raises(PermanentError, match="rank 3's step 7 was saved by another job than 'b'"):
+        Origin("b", "tp=2").check(shard)
+    with pytest.raises(PermanentError, match="saved in another layout than 'tp=4'"):
+        Origin("a", "tp=4").check(shard)
+
+
 def test_later_steps_are_discarded(region: Region) -> None:
     write(region, 0, step=8)
     write(region, 1, step=9)
@@ -120,7 +130,7 @@ def test_later_steps_are_discarded(region: Region) -> None:
 
 def test_a_body_that_does_not_fit_is_refused(region: Region) -> None:
     with pytest.raises(ValueError, match="in a slot of 1000 B"):
-        region.commit(0, Shard(0, 1, 1, 1, SLOT_BYTES, 0))
+        region.commit(0, Shard(0, 1, 1, 1, SLOT_BYTES, 0, 1, 2))
     with pytest.raises(ValueError, match="slot 2"):
         region.body(2)
 

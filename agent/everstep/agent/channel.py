@@ -1,7 +1,7 @@
 """The agent's end of a rank's channel: memory for its shard, backups of it, and its progress.
 
-One thread a rank, because an answer may wait for another machine. The rank asks one thing at a time
-(`core.channel`).
+One thread a rank, because an answer may wait for memory. What became of a backup is told by the
+thread that sent it, whenever that is (`core.channel`).
 """
 
 from __future__ import annotations
@@ -20,9 +20,6 @@ from everstep.core.model import FROM_THE_BEGINNING, MachineInfo
 
 logger = logging.getLogger(__name__)
 
-ANSWER_MARGIN_S = 60.0
-"""What a rank waits beyond the backup's own limit before it takes its agent for dead."""
-
 _CHUNK_BYTES = 64 * 1024
 _CLOSE_PATIENCE_S = 1.0
 
@@ -40,7 +37,7 @@ class RankChannel:
         restore_step: Step that the rank restores, or FROM_THE_BEGINNING.
         on_progress: Called with rank and step whenever the rank finished a step, in the channel's
             thread.
-        backup_timeout_s: How long a save may wait for the holder, > 0.
+        backup_timeout_s: How long the rank waits for the holder to have a step, > 0.
     """
 
     def __init__(
@@ -61,6 +58,7 @@ class RankChannel:
         """Newest step that the backup holder has, as far as it is known."""
         self.unprotected_reason = ""
         """Why the newest saved step has no backup although there is a holder, or empty."""
+        self._saved_step = FROM_THE_BEGINNING
         self._sock = sock
         self._store = store
         self._sender = sender
@@ -68,7 +66,7 @@ class RankChannel:
         self._restore_step = restore_step
         self._on_progress = on_progress
         self._backup_timeout_s = backup_timeout_s
-        self._sending: Future[None] | None = None
+        self._replying = threading.Lock()
         self._greeted = False
         self._thread = threading.Thread(target=self._run, name=f"rank-{rank}", daemon=True)
 
@@ -106,11 +104,13 @@ class RankChannel:
                     self._reply(self._welcome())
                 case channel.Restore():
                     self._restore()
+                case channel.Damaged(step):
+                    self._mend(step)
                 case channel.Reserve(slot_bytes):
                     region = self._store.region_for(self.rank, slot_bytes)
                     self._reply(channel.Reserved(region.view.slot_bytes), region)
                 case channel.Saved(step, slot):
-                    self._reply(self._saved(step, slot))
+                    self._saved(step, slot)
                 case channel.Report(step):
                     self._on_progress(self.rank, step)
                 case _:
@@ -121,17 +121,25 @@ class RankChannel:
 
     def _reply(self, message: channel.Message, region: SharedRegion | None = None) -> None:
         data = channel.encode(message)
-        sent = 0
-        if region is not None:
-            sent = socket.send_fds(self._sock, [data], [region.fd])
-        self._sock.sendall(data[sent:])
+        with self._replying:
+            sent = 0
+            if region is not None:
+                sent = socket.send_fds(self._sock, [data], [region.fd])
+            self._sock.sendall(data[sent:])
 
     def _welcome(self) -> channel.Welcome:
         if self._greeted:
             raise PermanentError("connect() was called before in this process")
         self._greeted = True
-        patience_s = self._backup_timeout_s + ANSWER_MARGIN_S
-        return channel.Welcome(self._store.machine, self.rank, self.attempt, patience_s)
+        origin = self._store.origin
+        return channel.Welcome(
+            self._store.machine,
+            self.rank,
+            self.attempt,
+            origin.job,
+            origin.layout,
+            self._backup_timeout_s,
+        )
 
     def _restore(self) -> None:
         step = self._restore_step
@@ -145,30 +153,42 @@ class RankChannel:
             )
         self._reply(channel.Restored(step), region)
 
-    def _saved(self, step: int, slot: int) -> channel.Protected:
+    def _mend(self, step: int) -> None:
+        """Get another copy of what the rank found damaged."""
+        if not self._store.drop_damaged(self.rank, step):
+            raise PermanentError(f"rank {self.rank}'s step {step} is as it was saved")
+        damaged = f"machine {self._store.machine}'s step {step} of rank {self.rank} is damaged"
+        if self._holder is None:
+            raise PermanentError(f"{damaged}, and it has no backup")
+        try:
+            self._sender.fetch(self.rank, step, self._holder)
+        except EverstepError as error:
+            raise PermanentError(f"{damaged}, and its backup: {error}") from error
+        logger.warning("%s: fetched from machine %s", damaged, self._holder.machine)
+        self._restore()
+
+    def _saved(self, step: int, slot: int) -> None:
         region = self._store.region(self.rank)
         found = None if region is None else region.view.find(step)
         if found is None or found[0] != slot:
             raise PermanentError(f"rank {self.rank} did not commit step {step} to slot {slot}")
         self._on_progress(self.rank, step)
         if self._holder is None:
-            return channel.Protected(step, ok=True, reason="")
-        self.unprotected_reason = self._back_up(step, self._holder)
-        if not self.unprotected_reason:
-            self.protected_step = step
-        return channel.Protected(
-            step, ok=not self.unprotected_reason, reason=self.unprotected_reason
-        )
+            self._reply(channel.Protected(step, ok=True, reason=""))
+            return
+        self._saved_step = step
+        self.unprotected_reason = f"machine {self._holder.machine} has not taken it yet"
+        sending = self._sender.send(self.rank, step, self._holder)
+        sending.add_done_callback(lambda sent: self._see_backup(step, sent))
 
-    def _back_up(self, step: int, holder: MachineInfo) -> str:
-        """Wait until the holder has the step; why it does not, or empty."""
-        stuck = self._sending is not None and not self._sending.done()
-        self._sending = self._sender.send(self.rank, step, holder)
+    def _see_backup(self, step: int, sent: Future[None]) -> None:
+        error = sent.exception()
+        if error is None:
+            self.protected_step = step
+        reason = "" if error is None else str(error)
+        if step == self._saved_step:
+            self.unprotected_reason = reason
         try:
-            # A holder that let one step's time run out does not cost every later step as much.
-            self._sending.result(0 if stuck else self._backup_timeout_s)
-        except TimeoutError:
-            return f"machine {holder.machine} did not take it in time"
-        except EverstepError as error:
-            return str(error)
-        return ""
+            self._reply(channel.Protected(step, error is None, reason))
+        except OSError as gone:
+            logger.debug("rank %d does not hear of step %d's backup: %s", self.rank, step, gone)

@@ -26,6 +26,7 @@ class MachineConfig:
         environment: The spec's variables for ranks; they win over everything else.
         prewarm: Modules to import ahead, besides those that the script's source names.
         backup_timeout_s: How long a step may wait for its copy on the other machine, > 0.
+        backup_bytes_per_s: How much backup traffic the machine may send, > 0, or None for no limit.
         prewarm_timeout_s: How long imports may take before ranks start as fresh programs, > 0.
     """
 
@@ -42,6 +43,7 @@ class MachineConfig:
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
     prewarm: tuple[str, ...] = ()
     backup_timeout_s: float = 30.0
+    backup_bytes_per_s: float | None = None
     prewarm_timeout_s: float = 300.0
 
     @property

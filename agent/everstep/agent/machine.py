@@ -33,6 +33,7 @@ from everstep.core.model import (
     StartReport,
     StopOrder,
 )
+from everstep.core.shard import Origin
 
 __all__ = ["Machine", "MachineConfig"]
 
@@ -59,8 +60,11 @@ class Machine:
         self._config = config
         self._on_event = on_event
         self._one_order = asyncio.Lock()
-        self._store = ShardStore(config.machine)
-        self._sender = BackupSender(self._store, config.secret, config.job)
+        origin = Origin(config.job, config.parallelism)
+        self._store = ShardStore(config.machine, origin=origin)
+        self._sender = BackupSender(
+            self._store, config.secret, config.job, config.backup_bytes_per_s
+        )
         self._launcher = Launcher(config)
         self._running: Attempt | None = None
         # The newest attempt that was started or stopped here, and which of the two it was.

@@ -18,13 +18,16 @@ from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
 
 from everstep.core.errors import PermanentError, StaleAttempt, TransientError
+from everstep.core.faultpoint import reached
 from everstep.core.model import ShardCopy
-from everstep.core.shard import Region, Shard, format_region, region_bytes
+from everstep.core.shard import Origin, Region, Shard, format_region, region_bytes
 
 logger = logging.getLogger(__name__)
 
 _RECEIVE_PATIENCE_S = 2.0
 """How long a transfer waits for the end of one whose connection was given up."""
+
+_NOWHERE = Origin()
 
 Fill = Callable[[memoryview], int]
 """Writes a whole body into the memory that it is given and returns the body's crc32."""
@@ -64,10 +67,17 @@ class ShardStore:
     Args:
         machine: Name of the machine, for messages.
         available_bytes: Tells how much memory may still be taken.
+        origin: Job and layout whose shards are kept here.
     """
 
-    def __init__(self, machine: str, available_bytes: Callable[[], int] | None = None) -> None:
+    def __init__(
+        self,
+        machine: str,
+        available_bytes: Callable[[], int] | None = None,
+        origin: Origin = _NOWHERE,
+    ) -> None:
         self.machine = machine
+        self.origin = origin
         self._available_bytes = available_bytes or free_memory_bytes
         self._regions: dict[int, SharedRegion] = {}
         self._own: frozenset[int] = frozenset()
@@ -140,6 +150,26 @@ class ShardStore:
         found = None if region is None else region.view.find(step)
         return region is not None and found is not None and self._intact(region, *found)
 
+    def drop_damaged(self, rank: int, step: int) -> bool:
+        """Read the rank's shard of that step, and forget it if it does not have its checksum.
+
+        What is forgotten is in no report, so a restart chooses another step or another copy.
+
+        Returns:
+            Whether it was forgotten.
+        """
+        region = self.region(rank)
+        found = None if region is None else region.view.find(step)
+        if region is None or found is None or self._intact(region, *found):
+            return False
+        with self._lock:
+            slot, shard = found
+            # Its rank may have written another step there meanwhile.
+            damaged = region.view.read_slot(slot) == shard
+            if damaged:
+                region.view.invalidate(slot)
+        return damaged
+
     def discard_after(self, step: int) -> None:
         """Forget shards of later steps: the job restarts from `step`."""
         with self._lock:
@@ -169,9 +199,11 @@ class ShardStore:
 
         Raises:
             StaleAttempt: It is of an attempt that is over.
-            PermanentError: It is not newer than what is here, or arrived damaged.
+            PermanentError: It is not newer than what is here, arrived damaged, or is another job's
+                or layout's.
             TransientError: No memory, or the rank's last transfer still goes on.
         """
+        self.origin.check(shard)
         with self._lock:
             if shard.attempt < self._attempt:
                 raise StaleAttempt(shard.attempt, self._attempt)
@@ -187,9 +219,10 @@ class ShardStore:
 
         Raises:
             StaleAttempt: A newer attempt began meanwhile.
-            PermanentError: It arrived damaged.
+            PermanentError: It arrived damaged, or is another job's or layout's.
             TransientError: No memory, or another transfer of this rank goes on.
         """
+        self.origin.check(shard)
         with self._lock:
             attempt = self._attempt
             region = self.region_for(shard.rank, shard.body_bytes)
@@ -200,14 +233,16 @@ class ShardStore:
         if not region.receiving.acquire(timeout=_RECEIVE_PATIENCE_S):
             raise TransientError(f"rank {shard.rank}'s last transfer still goes on")
         try:
+            reached("before_receive")
             with self._current(region, attempt):
-                slot = _make_room(region.view, shard)
+                slot = make_room(region.view, shard)
             if fill(region.view.body(slot)[: shard.body_bytes]) != shard.crc32:
                 raise PermanentError(
                     f"rank {shard.rank}'s step {shard.step} arrived damaged (bad checksum)"
                 )
             with self._current(region, attempt):
                 region.view.commit(slot, shard)
+            reached("after_receive")
         finally:
             region.receiving.release()
 
@@ -277,7 +312,7 @@ def _fields(path: Path) -> dict[str, int]:
     return {name: int(value) for name, value, *_ in words}
 
 
-def _make_room(view: Region, shard: Shard) -> int:
+def make_room(view: Region, shard: Shard) -> int:
     """The slot to receive a shard in, emptied."""
     for slot, held in view.committed():
         if held.step < shard.step:

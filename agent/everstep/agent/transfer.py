@@ -10,8 +10,10 @@ loop never waits for a shard.
                                   <-  {ok} | {refused}
     get    {get: {rank, step}}    ->
                                   <-  {shard, payload_bytes}, body | {refused}
+    doubt  {doubt: {rank, step}}  ->
+                                  <-  {ok}: it was read again, and dropped if it is damaged
 
-A shard is {rank, step, attempt, metadata_bytes, tensor_bytes, crc32}.
+A shard is {rank, step, attempt, metadata_bytes, tensor_bytes, crc32, job, layout}.
 """
 
 from __future__ import annotations
@@ -21,13 +23,14 @@ import logging
 import socket
 import threading
 import zlib
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import cast
 
-from everstep.agent.link import Link, accept, connect
+from everstep.agent.link import Link, Pace, accept, connect
 from everstep.agent.shards import ShardStore
 from everstep.core import wire
 from everstep.core.errors import EverstepError, PermanentError, TransientError
+from everstep.core.faultpoint import reached
 from everstep.core.model import MachineInfo, Pull
 from everstep.core.shard import Shard
 
@@ -117,8 +120,12 @@ class TransferServer:
             self._take(link, request)
         elif "get" in request:
             self._give(link, request)
+        elif "doubt" in request:
+            doubted = _object(request["doubt"])
+            self._store.drop_damaged(wire.number(doubted, "rank"), wire.number(doubted, "step"))
+            link.send({"ok": True})
         else:
-            raise PermanentError(f"neither put nor get: {sorted(request)}")
+            raise PermanentError(f"none of put, get, doubt: {sorted(request)}")
 
     def _take(self, link: Link, request: wire.Header) -> None:
         def fill(body: memoryview) -> int:
@@ -131,6 +138,7 @@ class TransferServer:
             logger.warning("refused a shard from %s: %s", link.peer, error)
             link.send(wire.refusal(str(error)))
         else:
+            reached("before_ack")
             link.send({"ok": True})
 
     def _give(self, link: Link, request: wire.Header) -> None:
@@ -156,12 +164,17 @@ class BackupSender:
         store: Where the shards lie.
         secret: The job's secret.
         job: The job's name.
+        bytes_per_s: How much to send to all holders together, > 0, or None for no limit. A limit
+            leaves the network to training; a step's backup still has to be done within a step.
     """
 
-    def __init__(self, store: ShardStore, secret: bytes, job: str) -> None:
+    def __init__(
+        self, store: ShardStore, secret: bytes, job: str, bytes_per_s: float | None = None
+    ) -> None:
         self._store = store
         self._secret = secret
         self._job = job
+        self._pace = None if bytes_per_s is None else Pace(bytes_per_s)
         self._lanes: dict[str, _Lane] = {}
         self._lock = threading.Lock()
 
@@ -178,9 +191,18 @@ class BackupSender:
             if lane is None or lane.holder != holder:
                 if lane is not None:
                     lane.close()
-                lane = _Lane(holder, self._store, self._secret, self._job)
+                lane = _Lane(holder, self._store, self._secret, self._job, self._pace)
                 self._lanes[holder.machine] = lane
             return lane.put(rank, step)
+
+    def fetch(self, rank: int, step: int, holder: MachineInfo) -> None:
+        """Get a shard of this machine's rank back, in place of a damaged one; blocks.
+
+        Raises:
+            TransientError, PermanentError, StaleAttempt: As for `pull`.
+        """
+        order = Pull(rank, holder.machine, holder.host, holder.transfer_port)
+        pull(order, step, self._store, self._secret, self._job)
 
     def close(self) -> None:
         """End all connections; what was not sent yet fails."""
@@ -193,8 +215,11 @@ class BackupSender:
 class _Lane:
     """The way to one holder."""
 
-    def __init__(self, holder: MachineInfo, store: ShardStore, secret: bytes, job: str) -> None:
+    def __init__(
+        self, holder: MachineInfo, store: ShardStore, secret: bytes, job: str, pace: Pace | None
+    ) -> None:
         self.holder = holder
+        self._pace = pace
         self._store = store
         self._secret = secret
         self._job = job
@@ -266,10 +291,12 @@ class _Lane:
             raise PermanentError(f"step {step} of rank {rank} is no longer in memory")
         slot, shard = found
         link = self._connected()
+        reached("before_send")
         link.send({"put": _show_shard(shard)})
         answer = _accepted(link.receive())
         if "go" in answer:
-            link.send_payload(region.view.body(slot)[: shard.body_bytes])
+            link.send_payload(region.view.body(slot)[: shard.body_bytes], self._pace)
+            reached("after_send")
             _accepted(link.receive())
 
     def _connected(self) -> Link:
@@ -279,6 +306,7 @@ class _Lane:
                 if self._closing:
                     link.close()
                     raise TransientError(f"{self.holder.machine} holds no backup any more")
+                link.give_way()
                 self._link = link
         return self._link
 
@@ -314,17 +342,42 @@ def pull(order: Pull, step: int, store: ShardStore, secret: bytes, job: str) -> 
             shard = _read_shard(answer.get("shard"))
             if (shard.rank, shard.step) != (order.rank, step):
                 raise PermanentError(f"{order.machine} answered with {shard}")
-            store.put_back(shard, lambda body: _receive_body(link, body))
+            _put_back(store, shard, link)
         except (OSError, EOFError) as error:
             raise TransientError(f"pull from {order.machine} broke off: {error}") from error
 
 
+def _put_back(store: ShardStore, shard: Shard, link: Link) -> None:
+    received: list[int] = []
+
+    def fill(body: memoryview) -> int:
+        received.append(_receive_body(link, body))
+        return received[0]
+
+    try:
+        store.put_back(shard, fill)
+    except PermanentError:
+        if received and received[0] != shard.crc32:
+            # Else the next restart would be planned with it again.
+            link.send({"doubt": {"rank": shard.rank, "step": shard.step}})
+            _accepted(link.receive())
+        raise
+
+
 def _receive_body(link: Link, body: memoryview) -> int:
     crc32 = 0
-    while body:
-        count = link.receive_some(body)
-        crc32 = zlib.crc32(body[:count], crc32)
-        body = body[count:]
+
+    def add(piece: memoryview) -> None:
+        nonlocal crc32
+        crc32 = zlib.crc32(piece, crc32)
+
+    # What has come is checked while the rest comes: that takes about as long as receiving does.
+    with ThreadPoolExecutor(1, "transfer-checksum") as checker:
+        while body:
+            count = link.receive_some(body)
+            checker.submit(add, body[:count])
+            body = body[count:]
+            reached("mid_receive")
     return crc32
 
 
@@ -342,6 +395,8 @@ def _show_shard(shard: Shard) -> wire.Header:
         "metadata_bytes": shard.metadata_bytes,
         "tensor_bytes": shard.payload_bytes,
         "crc32": shard.crc32,
+        "job": shard.job,
+        "layout": shard.layout,
     }
 
 
@@ -354,6 +409,8 @@ def _read_shard(value: object) -> Shard:
         metadata_bytes=wire.number(fields, "metadata_bytes"),
         payload_bytes=wire.number(fields, "tensor_bytes"),
         crc32=wire.number(fields, "crc32"),
+        job=wire.number(fields, "job"),
+        layout=wire.number(fields, "layout"),
     )
 
 

@@ -3,8 +3,10 @@
     session = checkpoint.connect()
     if (restored := session.restore()) is not None:
         model.load_state_dict(restored.state["model"])
+    session.protect(optimizer)
     for step in range(first, last + 1):
         ...
+        optimizer.step()
         session.save(step, {"model": model.state_dict(), ...})
 
 Without an agent (`names.ENV_CHANNEL_FD` is not set) the same script runs as it would by itself.
@@ -12,28 +14,32 @@ Without an agent (`names.ENV_CHANNEL_FD` is not set) the same script runs as it 
 
 from __future__ import annotations
 
+import atexit
 import logging
-import mmap
 import os
 import socket
-import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Literal, Protocol
 
-from everstep.checkpoint import tree
+from everstep.checkpoint import agreement, tree
+from everstep.checkpoint.agent_link import AgentLink
+from everstep.checkpoint.saver import Saver, Stage, map_region
 from everstep.core import channel, names
-from everstep.core.errors import PermanentError, TransientError
-from everstep.core.shard import Region, Shard, aligned, body_bytes
+from everstep.core.errors import EverstepError, PermanentError
+from everstep.core.shard import Origin, Region, Shard, aligned
 
 logger = logging.getLogger(__name__)
 
-_GREETING_PATIENCE_S = 60.0
-_ROOM_UNIT_BYTES = 1024 * 1024
-_CHUNK_BYTES = 64 * 1024
+_ANSWER_PATIENCE_S = 60.0
 
-_Answer = TypeVar("_Answer", bound=channel.Message)
+
+class Optimizer(Protocol):
+    """What `protect` needs of a `torch.optim.Optimizer`."""
+
+    def register_step_pre_hook(self, hook: Any) -> Any:
+        """Have a function called before every step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,27 +63,55 @@ class Session(ABC):
         """The state to start from, or None to start from the beginning.
 
         Raises:
-            PermanentError: The stored state is damaged, or the agent is gone.
+            PermanentError: The stored state is damaged here and on the machine of its backup, or is
+                another job's or layout's; or the agent is gone.
         """
 
     @abstractmethod
-    def save(self, step: int, state: Mapping[Any, Any]) -> None:
+    def save(self, step: int, state: Mapping[Any, Any], *, blocking: bool = False) -> None:
         """Keep the state after `step` in this machine's memory, and in another's.
 
-        Returns when both have it, or when the other machine failed to take it for as long as the
-        job allows; then this machine's copy stands alone, and a warning is logged.
+        Returns at once, and copies in the background, in a script that has called
+        `wait_before_update` since its last save, itself or by `protect`: it is taken to go on doing
+        so. In any other script it waits here, as if it called it now. When the other machine fails
+        to take a step for as long as the job allows, this machine's copy stands alone, and a
+        warning is logged.
 
         Args:
-            step: Number of finished steps, greater than that of the last save or restore.
-            state: Nested dicts (keys str or int), lists and tuples of tensors and scalars. It may
-                be changed again after the return.
+            step: Number of finished steps, greater than that of the last save or restore. Every
+                rank of the job saves the same steps.
+            state: Nested dicts (keys str or int), lists and tuples of tensors and scalars. Tensors
+                of more than 64 KiB must not change until `wait_before_update` returns; what else
+                is in it may be changed at once.
+            blocking: Whether to return only when every rank's state after this step is in two
+                machines' memories.
 
         Raises:
             TypeError: The state contains something that cannot be stored; the text names it.
             ValueError: The step is not greater than the last.
-            PermanentError: No memory for it, or the agent is gone.
+            PermanentError: This step or an earlier one could not be saved: no memory for it, a
+                tensor was changed while it was copied, or the agent or another rank is gone.
             TransientError: The agent does not answer.
         """
+
+    @abstractmethod
+    def wait_before_update(self) -> None:
+        """Wait until the saved tensors may be changed; to be called before every update.
+
+        After it returns, this machine has the state of the last save, and if the session allows
+        one redone step only, every rank's state is in two machines' memories.
+
+        Raises:
+            PermanentError, TransientError: The last step could not be saved.
+        """
+
+    def protect(self, optimizer: Optimizer) -> None:
+        """Have `wait_before_update` called before each of the optimizer's steps."""
+
+        def wait(*_: object) -> None:
+            self.wait_before_update()
+
+        optimizer.register_step_pre_hook(wait)
 
     @abstractmethod
     def report(self, step: int) -> None:
@@ -85,11 +119,17 @@ class Session(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of the agent; nothing can be saved afterwards."""
+        """Let the last step be saved, and let go of the agent; also done when the script ends."""
 
 
-def connect() -> Session:
+def connect(redone_steps: Literal[1, 2] = 1) -> Session:
     """The session of this process; to be called once in it.
+
+    Args:
+        redone_steps: How many finished steps may be lost with a machine. With 1, an update waits
+            until every rank's backup of the step before has arrived. With 2, it waits only for this
+            rank's own copy, and so never for the backup of that step; a backup may take until the
+            update after. Where backups take less than a step, neither waits, and one is lost.
 
     Raises:
         PermanentError: There should be an agent and it cannot be spoken to.
@@ -107,7 +147,7 @@ def connect() -> Session:
     # Programs that the script starts would else keep the channel open after the script's end.
     sock.set_inheritable(False)
     try:
-        return _AttachedSession(sock)
+        return _AttachedSession(sock, Stage.STABLE if redone_steps == 1 else Stage.COPIED)
     except BaseException:
         sock.close()
         raise
@@ -119,7 +159,10 @@ class _DetachedSession(Session):
     def restore(self) -> Restored | None:
         return None
 
-    def save(self, step: int, state: Mapping[Any, Any]) -> None:
+    def save(self, step: int, state: Mapping[Any, Any], *, blocking: bool = False) -> None:
+        pass
+
+    def wait_before_update(self) -> None:
         pass
 
     def report(self, step: int) -> None:
@@ -130,116 +173,76 @@ class _DetachedSession(Session):
 
 
 class _AttachedSession(Session):
-    def __init__(self, sock: socket.socket) -> None:
-        self._sock = sock
-        self._decoder = channel.Decoder()
-        self._region: Region | None = None
+    def __init__(self, sock: socket.socket, before_update: Stage) -> None:
+        self._before_update = before_update
+        self._waited = False
         self._last_step = -1
-        sock.settimeout(_GREETING_PATIENCE_S)
-        self._me, _ = self._ask(channel.Hello(), channel.Welcome)
-        sock.settimeout(self._me.patience_s)
+        self._saver: Saver | None = None
+        self._link = AgentLink(sock, _ANSWER_PATIENCE_S)
+        self._me, _ = self._link.ask(channel.Hello(), channel.Welcome)
+        atexit.register(self.close)
 
     def restore(self) -> Restored | None:
-        answer, fd = self._ask(channel.Restore(), channel.Restored)
+        answer, fd = self._link.ask(channel.Restore(), channel.Restored)
         if answer.step is None:
             return None
-        self._region = _map(fd)
-        found = self._region.find(answer.step)
-        if found is None:
-            raise PermanentError(f"{self._who}: step {answer.step} is not in its memory")
-        slot, shard = found
-        if not self._region.intact(slot):
-            raise PermanentError(
-                f"{self._who}: the stored state of step {answer.step} is damaged (bad checksum)"
-            )
-        body = self._region.body(slot)
+        region, slot, shard = self._found(answer.step, fd)
+        if not region.intact(slot):
+            logger.warning("%s: step %d is damaged; fetching its backup", self._who, shard.step)
+            _, fd = self._link.ask(channel.Damaged(shard.step), channel.Restored)
+            region, slot, shard = self._found(shard.step, fd)
+            if not region.intact(slot):
+                raise PermanentError(f"{self._who}: step {shard.step} is damaged (bad checksum)")
+        body = region.body(slot)
         payload = body[aligned(shard.metadata_bytes) : shard.body_bytes]
         state = tree.rebuild(bytes(body[: shard.metadata_bytes]), payload)
-        self._last_step = answer.step
-        return Restored(answer.step, state)
+        self._last_step = shard.step
+        self._saver = self._new_saver(region)
+        return Restored(shard.step, state)
 
-    def save(self, step: int, state: Mapping[Any, Any]) -> None:
+    def save(self, step: int, state: Mapping[Any, Any], *, blocking: bool = False) -> None:
         if step <= self._last_step:
             raise ValueError(f"step {step} is saved after step {self._last_step}")
         flat = tree.FlatTree(state)
-        region = self._reserve(body_bytes(len(flat.metadata), flat.payload_bytes))
-        # Later steps are of a past that this attempt writes anew.
-        region.discard_after(step - 1)
-        newest = region.newest()
-        slot = region.slot_to_overwrite(None if newest is None else newest[1].step)
-        region.invalidate(slot)
-        body = region.body(slot)
-        body[: len(flat.metadata)] = flat.metadata
-        flat.write(body[aligned(len(flat.metadata)) :])
-        size_bytes = body_bytes(len(flat.metadata), flat.payload_bytes)
-        shard = Shard(
-            rank=self._me.rank,
-            step=step,
-            attempt=self._me.attempt,
-            metadata_bytes=len(flat.metadata),
-            payload_bytes=flat.payload_bytes,
-            crc32=zlib.crc32(body[:size_bytes]),
-        )
-        region.commit(slot, shard)
+        if self._saver is None:
+            self._saver = self._new_saver(None)
+        self._saver.submit(step, flat)
         self._last_step = step
-        answer, _ = self._ask(channel.Saved(step, slot), channel.Protected)
-        if not answer.ok:
-            logger.warning("%s: step %d has no backup: %s", self._who, step, answer.reason)
+        if blocking:
+            self._saver.wait(Stage.STABLE)
+        elif not self._waited:
+            self.wait_before_update()
+        self._waited = False
+
+    def wait_before_update(self) -> None:
+        self._waited = True
+        if self._saver is not None:
+            self._saver.wait(self._before_update)
 
     def report(self, step: int) -> None:
-        self._send(channel.Report(step))
+        self._link.tell(channel.Report(step))
 
     def close(self) -> None:
-        self._sock.close()
+        atexit.unregister(self.close)
+        if self._saver is not None:
+            try:
+                self._saver.close()
+            except EverstepError as error:
+                logger.warning("%s: %s", self._who, error)
+        self._link.close()
 
     @property
     def _who(self) -> str:
         return f"rank {self._me.rank} on {self._me.machine}"
 
-    def _reserve(self, size_bytes: int) -> Region:
-        if self._region is None or self._region.slot_bytes < size_bytes:
-            # A little more than asked for: the metadata grows by a digit now and then.
-            room_bytes = aligned(size_bytes + size_bytes // 64, _ROOM_UNIT_BYTES)
-            _, fd = self._ask(channel.Reserve(room_bytes), channel.Reserved)
-            self._region = _map(fd)
-        return self._region
+    def _found(self, step: int, fd: int | None) -> tuple[Region, int, Shard]:
+        region = map_region(fd)
+        found = region.find(step)
+        if found is None:
+            raise PermanentError(f"{self._who}: step {step} is not in its memory")
+        Origin(self._me.job, self._me.layout).check(found[1])
+        return region, *found
 
-    def _ask(self, question: channel.Message, kind: type[_Answer]) -> tuple[_Answer, int | None]:
-        """Send a question and wait for its answer, and the descriptor beside it."""
-        self._send(question)
-        fds: list[int] = []
-        while True:
-            try:
-                data, received, _, _ = socket.recv_fds(self._sock, _CHUNK_BYTES, 1)
-            except TimeoutError as error:
-                # A late answer would be taken for that to the next question.
-                self._sock.close()
-                raise TransientError(
-                    f"the agent does not answer {type(question).__name__}"
-                ) from error
-            except OSError as error:
-                raise PermanentError(f"the agent is gone: {error}") from error
-            if not data:
-                raise PermanentError("the agent is gone: it closed the channel")
-            fds += received
-            for answer in self._decoder.feed(data):
-                if isinstance(answer, channel.Failed):
-                    raise PermanentError(answer.reason)
-                if not isinstance(answer, kind):
-                    raise PermanentError(f"the agent answered {answer} to {question}")
-                return answer, fds[0] if fds else None
-
-    def _send(self, message: channel.Message) -> None:
-        try:
-            self._sock.sendall(channel.encode(message))
-        except OSError as error:
-            raise PermanentError(f"the agent is gone: {error}") from error
-
-
-def _map(fd: int | None) -> Region:
-    if fd is None:
-        raise PermanentError("the agent's answer lacks the shared memory")
-    try:
-        return Region(memoryview(mmap.mmap(fd, 0)))
-    finally:
-        os.close(fd)
+    def _new_saver(self, region: Region | None) -> Saver:
+        others = agreement.of_environment(os.environ, self._me.attempt)
+        return Saver(self._link, self._me, others, region)

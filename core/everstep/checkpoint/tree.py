@@ -9,42 +9,75 @@ from __future__ import annotations
 
 import base64
 import json
+from collections import OrderedDict, namedtuple
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, cast
 
 import torch
 
+from everstep.checkpoint import dtensors
 from everstep.core.errors import PermanentError
+from everstep.core.faultpoint import reached
 from everstep.core.shard import aligned
 
 Node = Any
 """A node of the JSON description."""
 
+_SMALL_BYTES = 64 * 1024
+
 
 class FlatTree:
     """A state, measured and described, ready to be written.
 
-    The tensors are not copied: they must not change until `write` returns.
+    Large tensors are not copied: they must not change until `write` returns. Small ones are, at
+    once: what changes outside of the optimizer is small (running statistics, counters, metrics).
 
     Args:
-        state: Nested dicts (keys str or int), lists and tuples of tensors on any device, and of
-            int, float, str, bool, bytes and None.
+        state: Nested dicts (keys str or int), lists, tuples and named tuples of tensors on any
+            device, DTensors among them, and of int, float, complex, str, bool, bytes and None.
+            A tensor that is in it several times is stored once.
 
     Raises:
         TypeError: Something else is in it; the text names its path.
     """
 
     def __init__(self, state: Mapping[Any, Any]) -> None:
-        self._tensors: list[tuple[int, torch.Tensor]] = []
+        self._tensors: list[_Placed] = []
+        self._nodes: dict[object, Node] = {}
         self.payload_bytes = 0
         self.metadata = json.dumps(self._describe(state, "state")).encode()
 
+    @property
+    def cuda_device(self) -> torch.device | None:
+        """The GPU on which tensors lie, if any do."""
+        return next((t.tensor.device for t in self._tensors if t.tensor.is_cuda), None)
+
     def write(self, payload: memoryview) -> None:
-        """Copy all tensors to their places in memory of at least `payload_bytes`."""
-        for offset, tensor in self._tensors:
-            place = _typed(payload, offset, tensor.dtype, tensor.shape)
+        """Copy all tensors to their places in memory of at least `payload_bytes`.
+
+        Copies from a GPU are only begun, on its current stream.
+        """
+        for placed in self._tensors:
+            tensor = placed.tensor
+            place = _typed(payload, placed.offset, tensor.dtype, tensor.shape)
             if place is not None:
-                place.copy_(tensor)
+                place.copy_(tensor, non_blocking=True)
+                reached("mid_copy")
+
+    def check_unchanged(self) -> None:
+        """Make sure that nobody has written to a tensor since the state was taken.
+
+        Raises:
+            PermanentError: Somebody has: what was copied may be a mixture.
+        """
+        for placed in self._tensors:
+            if placed.version != _version(placed.tensor):
+                raise PermanentError(
+                    f"{placed.path} was changed while it was copied: only after"
+                    " wait_before_update() may the saved tensors be changed"
+                )
 
     def _describe(self, value: object, path: str) -> Node:
         match value:
@@ -54,10 +87,13 @@ class FlatTree:
                 return self._describe_mapping(cast("Mapping[object, object]", value), path)
             case list():
                 return ["list", *self._describe_items(cast("list[object]", value), path)]
-            # A named tuple would come back without its names.
-            case tuple() if not hasattr(cast("object", value), "_fields"):
+            case tuple():
                 items = cast("tuple[object, ...]", value)
-                return ["tuple", *self._describe_items(items, path)]
+                fields: Sequence[str] | None = getattr(items, "_fields", None)
+                kind: list[Node] = ["tuple"]
+                if fields is not None:
+                    kind = ["named tuple", type(items).__name__, list(fields)]
+                return [*kind, *self._describe_items(items, path)]
             case _:
                 return _describe_scalar(value, path)
 
@@ -65,7 +101,7 @@ class FlatTree:
         return [self._describe(item, f"{path}[{i}]") for i, item in enumerate(items)]
 
     def _describe_mapping(self, value: Mapping[object, object], path: str) -> Node:
-        node: list[Node] = ["dict"]
+        node: list[Node] = ["ordered dict" if isinstance(value, OrderedDict) else "dict"]
         for key, item in value.items():
             if type(key) not in (str, int):
                 raise _unsupported(key, f"{path}: key {key!r}", "keys are str or int")
@@ -73,28 +109,68 @@ class FlatTree:
         return node
 
     def _place(self, tensor: torch.Tensor, path: str) -> Node:
+        if dtensors.is_dtensor(tensor):
+            local, description = dtensors.take_apart(tensor)
+            return ["dtensor", self._place(local, path), description]
         plain = type(tensor) in (torch.Tensor, torch.nn.Parameter)
         if not plain or tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
-            raise _unsupported(tensor, path, "of a DTensor, give its to_local()")
+            raise _unsupported(tensor, path, "give plain, dense tensors")
+        # A clone of a view is dense, and so is its place.
         tensor = tensor.detach()
+        known = _identity(tensor)
+        if known in self._nodes:
+            return self._nodes[known]
         offset = aligned(self.payload_bytes)
-        self._tensors.append((offset, tensor))
         self.payload_bytes = offset + tensor.numel() * tensor.element_size()
-        # The strides that a copy of it would have: those of dense tensors are kept (channels_last),
-        # those of views are not.
-        strides = torch.empty_like(tensor, device="meta").stride()
         dtype = str(tensor.dtype).removeprefix("torch.")
-        return ["tensor", dtype, list(tensor.shape), list(strides), offset]
+        node = ["tensor", dtype, list(tensor.shape), _dense_strides(tensor), offset]
+        if tensor.nbytes <= _SMALL_BYTES:
+            tensor = tensor.clone()
+        self._tensors.append(_Placed(offset, tensor, _version(tensor), path))
+        if tensor.numel() > 0:
+            self._nodes[known] = node
+        return node
+
+
+@dataclass(frozen=True, slots=True)
+class _Placed:
+    offset: int
+    tensor: torch.Tensor
+    version: int
+    path: str
+
+
+def _identity(tensor: torch.Tensor) -> object:
+    """What is equal for tensors that show the same memory in the same way."""
+    shape, strides = tuple(tensor.shape), tensor.stride()
+    bits = tensor.is_conj(), tensor.is_neg()
+    return tensor.device, tensor.data_ptr(), tensor.dtype, shape, strides, bits
+
+
+def _version(tensor: torch.Tensor) -> int:
+    # Inference tensors have none.
+    return 0 if tensor.is_inference() else tensor._version  # pyright: ignore[reportPrivateUsage]
+
+
+def _dense_strides(tensor: torch.Tensor) -> list[int]:
+    """The strides of a copy: those of dense tensors are kept (channels_last), of views not."""
+    if tensor.is_contiguous():
+        return list(tensor.stride())
+    return list(torch.empty_like(tensor, device="meta").stride())
 
 
 def rebuild(metadata: bytes, payload: memoryview) -> Any:
-    """The state that was written, with fresh tensors on the CPU.
+    """The state that was written, with fresh tensors on the CPU, DTensors on their mesh's devices.
+
+    Named tuples come back as equal ones of a new class: nothing of the stored state is looked up
+    in the script's modules.
 
     Raises:
-        PermanentError: The bytes do not describe a state.
+        PermanentError: The bytes do not describe a state, or a DTensor is in it and the process
+            group is not there yet.
     """
     try:
-        return _rebuild(json.loads(metadata), payload)
+        return _Rebuilder(payload).rebuild(json.loads(metadata))
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError) as error:
         raise PermanentError(f"unreadable state: {error!r}") from error
 
@@ -107,42 +183,75 @@ def _describe_scalar(value: object, path: str) -> Node:
             return int(value)
         case float():
             return ["float", float(value).hex()]
+        case complex():
+            return ["complex", value.real.hex(), value.imag.hex()]
         case bytes():
             return ["bytes", base64.b64encode(value).decode()]
         case _:
-            raise _unsupported(value, path, "use tensors, int, float, str, bool, bytes or None")
+            raise _unsupported(value, path, "use tensors, numbers, str, bool, bytes or None")
 
 
-def _rebuild(node: Node, payload: memoryview) -> Any:
-    if isinstance(node, dict):
-        raise ValueError("a node is a plain value or a list")
-    if not isinstance(node, list):
-        return node
-    kind, *rest = cast("Sequence[Node]", node)
-    match kind:
-        case "dict":
-            return {key: _rebuild(item, payload) for key, item in rest}
-        case "list":
-            return [_rebuild(item, payload) for item in rest]
-        case "tuple":
-            return tuple(_rebuild(item, payload) for item in rest)
-        case "float":
-            return float.fromhex(rest[0])
-        case "bytes":
-            return base64.b64decode(rest[0])
-        case "tensor":
-            return _rebuild_tensor(*rest, payload=payload)
-        case _:
-            raise ValueError(f"a node of kind {kind!r}")
+class _Rebuilder:
+    def __init__(self, payload: memoryview) -> None:
+        self._payload = payload
+        self._tensors: dict[str, torch.Tensor] = {}
+
+    def rebuild(self, node: Node) -> Any:
+        if isinstance(node, dict):
+            raise ValueError("a node is a plain value or a list")
+        if not isinstance(node, list):
+            return node
+        kind, *rest = cast("Sequence[Node]", node)
+        match kind:
+            case "float":
+                return float.fromhex(rest[0])
+            case "complex":
+                return complex(*map(float.fromhex, rest))
+            case "bytes":
+                return base64.b64decode(rest[0])
+            case "tensor":
+                return self._tensor(*rest)
+            case "dtensor":
+                return dtensors.put_together(self.rebuild(rest[0]), rest[1])
+            case _:
+                return self._container(kind, rest)
+
+    def _container(self, kind: Node, rest: Sequence[Node]) -> Any:
+        match kind:
+            case "dict":
+                return {key: self.rebuild(item) for key, item in rest}
+            case "ordered dict":
+                return OrderedDict((key, self.rebuild(item)) for key, item in rest)
+            case "list":
+                return [self.rebuild(item) for item in rest]
+            case "tuple":
+                return tuple(self.rebuild(item) for item in rest)
+            case "named tuple":
+                name, fields, *items = rest
+                return _named_tuple(name, tuple(fields))(*map(self.rebuild, items))
+            case _:
+                raise ValueError(f"a node of kind {kind!r}")
+
+    def _tensor(
+        self, dtype_name: str, shape: list[int], strides: list[int], offset: int
+    ) -> torch.Tensor:
+        dtype = getattr(torch, dtype_name)
+        key = f"{offset} {dtype} {shape} {strides}"
+        tensor = self._tensors.get(key)
+        if tensor is None:
+            tensor = torch.empty_strided(shape, strides, dtype=dtype)
+            place = _typed(self._payload, offset, dtype, shape)
+            if place is not None:
+                # One that was stored once for several names is one again.
+                self._tensors[key] = tensor.copy_(place)
+        return tensor
 
 
-def _rebuild_tensor(
-    dtype_name: str, shape: list[int], strides: list[int], offset: int, *, payload: memoryview
-) -> torch.Tensor:
-    dtype = getattr(torch, dtype_name)
-    tensor = torch.empty_strided(shape, strides, dtype=dtype)
-    place = _typed(payload, offset, dtype, shape)
-    return tensor if place is None else tensor.copy_(place)
+@lru_cache(maxsize=1024)
+def _named_tuple(name: str, fields: tuple[str, ...]) -> Any:
+    # Its fields are known only now, so not to a type checker.
+    make: Any = namedtuple
+    return make(name, fields)
 
 
 def _typed(

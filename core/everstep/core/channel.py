@@ -1,12 +1,14 @@
 """What a rank and its agent say to each other over the local channel.
 
 A stream socket pair that the rank inherits (`names.ENV_CHANNEL_FD`). Each message is 4 bytes of
-length and a JSON object. The rank asks, the agent answers; `Report` is not answered. File
-descriptors of shared memory travel beside an answer's first byte.
+length and a JSON object. The rank asks, the agent answers; `Report` is not answered, and the
+answer to `Saved` may come any time later, or never. File descriptors of shared memory travel beside
+an answer's first byte.
 
     rank                        agent
     Hello                       Welcome
     Restore                     Restored, with the region's descriptor unless step is None
+    Damaged                     Restored, once another machine's copy has come
     Reserve                     Reserved, with the region's descriptor
     Saved                       Protected, once the backup holder has it or could not get it
     Report                      -
@@ -41,13 +43,17 @@ class Welcome:
         machine: Name of the machine.
         rank: Global rank.
         attempt: Attempt that the rank belongs to.
-        patience_s: Longest time in which the agent answers anything.
+        job: Name of the job.
+        layout: The job's layout.
+        backup_timeout_s: How long a step may wait for its backup.
     """
 
     machine: str
     rank: int
     attempt: int
-    patience_s: float
+    job: str
+    layout: str
+    backup_timeout_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +66,13 @@ class Restored:
     """The step to start from; None: from the beginning."""
 
     step: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Damaged:
+    """What was to be restored does not have its checksum: is there another copy of it?"""
+
+    step: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +127,17 @@ class Failed:
 
 
 Message = (
-    Hello | Welcome | Restore | Restored | Reserve | Reserved | Saved | Protected | Report | Failed
+    Hello
+    | Welcome
+    | Restore
+    | Restored
+    | Damaged
+    | Reserve
+    | Reserved
+    | Saved
+    | Protected
+    | Report
+    | Failed
 )
 
 _KINDS: dict[str, type[Message]] = {kind.__name__: kind for kind in get_args(Message)}

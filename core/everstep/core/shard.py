@@ -7,8 +7,8 @@ any instruction. What makes a slot readable is its header, which is written afte
     invalidate -> write the body -> commit
 
 A slot that was begun and not committed reads as empty, and the other slot still holds the step
-before. Two slots suffice because a rank saves a step only after every rank that it exchanges
-gradients with has saved the step before.
+before. Two slots suffice because a rank overwrites one only when all ranks have the step that is
+in the other (`checkpoint.saver`).
 
     region   header, padded to a page | slot 0 | slot 1
     slot     header, padded to 128 B  | body of up to `slot_bytes`
@@ -17,6 +17,7 @@ gradients with has saved the step before.
 
 from __future__ import annotations
 
+import hashlib
 import struct
 import zlib
 from dataclasses import dataclass
@@ -28,15 +29,15 @@ ALIGNMENT_BYTES = 64
 """Where payloads and the tensors inside them begin: a cache line."""
 
 _MAGIC = b"EVRSHARD"
-_VERSION = 1
+_VERSION = 2
 _PAGE_BYTES = 4096
 _REGION_HEADER = struct.Struct("<8sIQ")
 _HEADER_BYTES = 128
 _COMMIT_WORD = struct.Struct("<Q")
 _NOT_COMMITTED = 0
-# Sequence, attempt, step, rank, metadata bytes, payload bytes, checksum of the body. The first is
-# the commit word; a checksum of all of them follows.
-_FIELDS = struct.Struct("<QQQQQQI")
+# Sequence, attempt, step, rank, metadata bytes, payload bytes, job, layout, checksum of the body.
+# The first is the commit word; a checksum of all of them follows.
+_FIELDS = struct.Struct("<QQQQQQQQI")
 _CHECKSUM = struct.Struct("<I")
 
 
@@ -60,6 +61,48 @@ def _slot_stride(slot_bytes: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a shard belongs.
+
+    Attributes:
+        job: Name of the job.
+        layout: Sizes and order of its parallelism; a rank's part of the state depends on them.
+    """
+
+    job: str = ""
+    layout: str = ""
+
+    @property
+    def job_print(self) -> int:
+        """Fingerprint of the job, as shards carry it."""
+        return _fingerprint(self.job)
+
+    @property
+    def layout_print(self) -> int:
+        """Fingerprint of the layout, as shards carry it."""
+        return _fingerprint(self.layout)
+
+    def check(self, shard: Shard) -> None:
+        """Make sure that a shard belongs here.
+
+        Raises:
+            PermanentError: It is another job's, or was saved in another layout.
+        """
+        what = f"rank {shard.rank}'s step {shard.step}"
+        if shard.job != self.job_print:
+            raise PermanentError(f"{what} was saved by another job than {self.job!r}")
+        if shard.layout != self.layout_print:
+            raise PermanentError(
+                f"{what} was saved in another layout than {self.layout!r}: it cannot be restored"
+            )
+
+
+def _fingerprint(text: str) -> int:
+    """63 bits, which every language's integers hold."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 1
+
+
+@dataclass(frozen=True, slots=True)
 class Shard:
     """What the header of a committed slot says.
 
@@ -70,6 +113,8 @@ class Shard:
         metadata_bytes: Size of the description of the state.
         payload_bytes: Size of the tensors.
         crc32: Checksum of the body.
+        job: Fingerprint of the job.
+        layout: Fingerprint of the job's layout.
     """
 
     rank: int
@@ -78,6 +123,8 @@ class Shard:
     metadata_bytes: int
     payload_bytes: int
     crc32: int
+    job: int
+    layout: int
 
     @property
     def body_bytes(self) -> int:
@@ -104,6 +151,11 @@ class Region:
         if len(buffer) < region_bytes(self.slot_bytes):
             raise PermanentError(f"shard region of {region_bytes(self.slot_bytes)} B was cut short")
         self._buffer = buffer
+
+    @property
+    def memory(self) -> memoryview:
+        """All of it; the same object each time."""
+        return self._buffer
 
     def invalidate(self, slot: int) -> None:
         """Make a slot read as empty; to be called before its body is touched."""
@@ -134,6 +186,8 @@ class Region:
             shard.rank,
             shard.metadata_bytes,
             shard.payload_bytes,
+            shard.job,
+            shard.layout,
             shard.crc32,
         )
         word = _COMMIT_WORD.size
@@ -151,12 +205,12 @@ class Region:
         header = bytes(self._header(slot))
         fields = header[: _FIELDS.size]
         (crc32,) = _CHECKSUM.unpack_from(header, _FIELDS.size)
-        sequence, attempt, step, rank, metadata_bytes, payload_bytes, body_crc32 = _FIELDS.unpack(
-            fields
+        sequence, attempt, step, rank, metadata_bytes, payload_bytes, job, layout, body_crc32 = (
+            _FIELDS.unpack(fields)
         )
         if sequence == _NOT_COMMITTED or crc32 != zlib.crc32(fields):
             return None
-        shard = Shard(rank, step, attempt, metadata_bytes, payload_bytes, body_crc32)
+        shard = Shard(rank, step, attempt, metadata_bytes, payload_bytes, body_crc32, job, layout)
         return shard if shard.body_bytes <= self.slot_bytes else None
 
     def committed(self) -> list[tuple[int, Shard]]:

@@ -1,0 +1,127 @@
+"""Which steps every rank of the job holds.
+
+A rank may give up a step's memory only for a step that all ranks hold, and training alone does not
+tell it that in time: when a rank has done its update of step s + 1, the others have finished step
+s, but their copies and backups of s may still be on their way. So every rank announces each step
+that it holds, and the last one to do so makes it stable. The ranks' rendezvous store carries this:
+it is there anyway, lives as long as the attempt, and nobody's training waits for it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from everstep.core.errors import PermanentError
+
+# Its stores are exported without being declared.
+_dist: Any = dist
+
+_CONNECT_TIMEOUT = timedelta(seconds=60)
+
+
+class Agreement(ABC):
+    """What the ranks of one attempt know of each other's steps. For one thread."""
+
+    @abstractmethod
+    def announce(self, step: int) -> None:
+        """This rank holds the step for good; once a step, in the order of the steps.
+
+        Raises:
+            PermanentError: The other ranks cannot be told.
+        """
+
+    @abstractmethod
+    def is_stable(self, step: int) -> bool:
+        """Whether every rank has announced the step; to be asked of one announced by this rank.
+
+        Raises:
+            PermanentError: The other ranks cannot be asked.
+        """
+
+
+class Alone(Agreement):
+    """The job has one rank."""
+
+    def announce(self, step: int) -> None:
+        """Nobody is there to be told."""
+
+    def is_stable(self, step: int) -> bool:
+        """True: what this rank holds, all do."""
+        return True
+
+
+class StoreAgreement(Agreement):
+    """Counts announcements in a `TCPStore`, over a connection of its own.
+
+    The trainer's connection would make its calls wait for ours. A step costs one round trip to
+    announce and a few to learn; a store serves some twenty thousand a second.
+
+    Args:
+        host: Where the store listens.
+        port: Where the store listens.
+        num_ranks: Ranks in the job, > 1.
+        attempt: Attempt of this rank: keeps its steps apart from an older one's.
+    """
+
+    def __init__(self, host: str, port: int, num_ranks: int, attempt: int) -> None:
+        self._address = host, port
+        self._num_ranks = num_ranks
+        self._prefix = f"everstep/{attempt}"
+        self._connected: Any = None
+        self._stable_before: int | None = None
+
+    def announce(self, step: int) -> None:
+        """Count this rank in; the last one says so to all who wait."""
+        try:
+            store = self._store()
+            if store.add(self._key("held", step), 1) < self._num_ranks:
+                return
+            store.set(self._key("stable", step), "1")
+            # Nobody asks for the one before: to announce this one, all have learned of that.
+            if self._stable_before is not None:
+                for name in ("held", "stable"):
+                    store.delete_key(self._key(name, self._stable_before))
+            self._stable_before = step
+        except (RuntimeError, ValueError) as error:
+            raise self._lost(error) from error
+
+    def is_stable(self, step: int) -> bool:
+        """Ask the store; its own way of waiting can be neither ended nor done without warnings."""
+        try:
+            return bool(self._store().check([self._key("stable", step)]))
+        except (RuntimeError, ValueError) as error:
+            raise self._lost(error) from error
+
+    def _key(self, name: str, step: int) -> str:
+        return f"{self._prefix}/{name}/{step}"
+
+    def _store(self) -> Any:
+        if self._connected is None:
+            host, port = self._address
+            self._connected = _dist.TCPStore(host, port, None, False, _CONNECT_TIMEOUT)
+        return self._connected
+
+    def _lost(self, error: Exception) -> PermanentError:
+        host, port = self._address
+        return PermanentError(f"the job's store at {host}:{port} is gone: {error}")
+
+
+def of_environment(environment: Mapping[str, str], attempt: int) -> Agreement:
+    """The agreement of a rank with torchrun's environment variables.
+
+    Raises:
+        PermanentError: They name other ranks and no store.
+    """
+    num_ranks = int(environment.get("WORLD_SIZE", "1"))
+    if num_ranks == 1:
+        return Alone()
+    try:
+        host, port = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
+    except KeyError as error:
+        raise PermanentError(f"{num_ranks} ranks, and {error} is not set") from error
+    return StoreAgreement(host, port, num_ranks, attempt)
