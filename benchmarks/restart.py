@@ -48,7 +48,8 @@ def everstep(folder: Path, faults: Sequence[str], standbys: int) -> list[float]:
     spec["ladder"] = {"probation_steps": 2, "probation_s": 0.5}
     spec["safety"] = {"max_evicted_ratio": 1.0}
     spec_file = folder / "job.yaml"
-    spec_file.write_text(yaml.safe_dump(spec))
+    text = yaml.safe_dump(spec)  # pyright: ignore[reportUnknownMemberType]
+    spec_file.write_text(text)
     run = folder / "run"
     options = [part for fault in faults for part in ("--fault", fault)]
     command = [
