@@ -133,6 +133,24 @@ async def test_other_failure_within_probation_is_an_incident_of_its_own(
     assert world.done("evict") == []
 
 
+async def test_progress_that_nobody_saw_counts_as_recovered(temporal_address: str) -> None:
+    """The wait for a step was cut short, yet ranks got on: what fails next is another failure."""
+    world = FakeWorld(8)
+    async with controlled(temporal_address, spec_of(), world) as control:
+        await assemble(control)
+        world.training = False
+        await control.crash("m2", 5)
+        await control.until_started(2)
+        for machine in world.machines.values():
+            machine.keep(20)
+        await control.crash("m0", 1)
+        await control.until(lambda r: r.attempt_after == 3, incident=2)
+        first, second = control.archive.records[1], await control.record(2)
+    assert (first.outcome, first.restored_step, first.lost_steps) == (Outcome.RECOVERED, 7, 0)
+    assert [c.rung for c in second.climbs] == [Rung.REATTEMPT]
+    assert world.done("evict") == []
+
+
 async def test_without_standby_it_holds_until_a_machine_is_added(temporal_address: str) -> None:
     world = FakeWorld(8)
     async with controlled(temporal_address, spec_of(standbys=0), world) as control:

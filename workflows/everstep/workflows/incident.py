@@ -67,6 +67,7 @@ class ResolveIncident:
         self._vacant: list[int] = []
         self._evicting: list[str] = []
         self._restarts_without_progress = 0
+        self._newest_exit_step: int | None = None
         self._approved = False
         self._job_finished = False
         first = min(given.alerts, key=lambda alert: alert.at_s)
@@ -138,12 +139,16 @@ class ResolveIncident:
             timedelta(seconds=self._job.spec.ladder.evidence_window_s),
             summary="let the evidence settle",
         )
-        recovered = self._story.record.first_step_at_s is not None
         self._round_from = self._judged
+        before = self._story.record
         finding = await self._stop_and_classify()
-        if recovered and not evidence.same_failure(finding, self._story.record.finding):
-            # An incident of its own: what led to it goes back to the job.
+        if self._recovered() and not evidence.same_failure(finding, self._story.record.finding):
+            # An incident of its own: what led to it, and how far training had come, is not ours.
             self._judged = self._round_from
+            unseen = 0 if before.first_step_at_s is not None else _redone(before)
+            self._story.change(
+                failed_step=before.failed_step, lost_steps=before.lost_steps + unseen
+            )
             return True
         self._story.change(finding=finding, first_step_at_s=None)
         await self._climb(finding)
@@ -181,6 +186,7 @@ class ResolveIncident:
         self._stopped = [reports[i.machine] for i in occupied if i.machine in reports]
         evidence_now = self._inbox[self._round_from :] or self._inbox[-1:]
         exits = _exits_of(self._stopped, evidence_now, self._assignment.attempt)
+        self._newest_exit_step = max((e.step for e in exits if e.step is not None), default=None)
         here = [i.machine for i in occupied]
         finding = evidence.classify(
             [a for a in evidence_now if a.symptom is not Symptom.AGENT_LOST or a.machine in here]
@@ -302,8 +308,7 @@ class ResolveIncident:
         )
         at_s = workflow.now().timestamp() if seen is None else seen.at_s
         record = self._story.record
-        redone = max(0, (record.failed_step or 0) - (record.restored_step or 0))
-        self._story.change(first_step_at_s=at_s, lost_steps=record.lost_steps + redone)
+        self._story.change(first_step_at_s=at_s, lost_steps=record.lost_steps + _redone(record))
         self._restarts_without_progress = 0
         if seen is None:
             what = "the job finished"
@@ -404,6 +409,18 @@ class ResolveIncident:
             raise OvertakenError
         return None
 
+    def _recovered(self) -> bool:
+        """Whether this incident's restart brought training forward before it failed.
+
+        The step may not have been seen: whoever waits for it may have been away just then.
+        """
+        record = self._story.record
+        if record.first_step_at_s is not None:
+            return True
+        if record.restored_step is None or self._newest_exit_step is None:
+            return False
+        return self._newest_exit_step > record.restored_step
+
     def _overtaken(self) -> bool:
         return any(self._matters(alert) for alert in self._unsettled())
 
@@ -462,6 +479,11 @@ class ResolveIncident:
             await workflow.get_external_workflow_handle(job_id).signal(signal, value)
         except FailureError as error:
             workflow.logger.warning("could not signal %s to %s: %s", signal, job_id, error)
+
+
+def _redone(record: IncidentRecord) -> int:
+    """Finished steps that the newest restart does again."""
+    return max(0, (record.failed_step or 0) - (record.restored_step or 0))
 
 
 def _exits_of(
