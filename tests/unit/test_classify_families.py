@@ -15,8 +15,8 @@ ROLLBACK, FIX_DATA, NONE = Action.ROLLBACK, Action.FIX_DATA, Action.NONE
 SM = "NVRM: Xid (PCI:0000:3b:00): 13, SM Warp Exception on (GPC {}, TPC 2, SM 1): x"
 HUNG = "INFO: task python3:77 blocked for more than 120 seconds."
 WORK = (
-    "[rank{0}]:[E101 10:00:{0:02d}.1 ProcessGroupNCCL.cpp:616] [PG ID 1 PG GUID 1 Rank {0}] Watchdog"
-    " caught collective operation timeout: WorkNCCL(SeqNum=7, OpType={1}, NumelIn={2},"
+    "[rank{0}]:[E101 10:00:{0:02d}.1 ProcessGroupNCCL.cpp:616] [PG ID 1 PG GUID 1 Rank {0}]"
+    " Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, OpType={1}, NumelIn={2},"
     " NumelOut={2}, Timeout(ms)=600000) ran for 600010 milliseconds before timing out."
 )
 
