@@ -144,7 +144,8 @@ def until(condition: Callable[[], object], what: str, patience_s: float = 60.0) 
     deadline_s = time.monotonic() + patience_s
     while not condition():
         assert time.monotonic() < deadline_s, f"not within {patience_s} s: {what}"
-        time.sleep(0.02)
+        # Looking through all processes takes a while itself.
+        time.sleep(0.1)
 
 
 WAITER = """

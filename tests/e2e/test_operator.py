@@ -8,6 +8,7 @@ import subprocess
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -239,14 +240,14 @@ def test_hold_names_what_is_missing_and_ends_when_it_comes(
 
 def test_trainer_that_always_fails_ends_in_a_hold_with_its_error(tmp_path: Path) -> None:
     spec = write_waiter(
-        tmp_path, command=["python", "broken.py"], safety={"max_evicted_ratio": 0.5}
+        tmp_path, command=["env", "python3", "broken.py"], safety={"max_evicted_ratio": 0.5}
     )
     (tmp_path / "code" / "broken.py").write_text("import no_such_module\n")
     with live(spec, tmp_path / "run") as run:
         run.wait_until(run.held, "the incident is held")
         record = run.incident()
         assert record is not None
-        assert {climb.rung for climb in record.climbs} <= {Rung.REATTEMPT, Rung.EVICT}
+        assert [climb.rung for climb in record.climbs] == [Rung.REATTEMPT]
         shown = everstep("incident", "show", "1", "--run", run.folder).stdout
         assert "No module named" in shown
         assert "no_such_module" in shown
@@ -285,7 +286,7 @@ def test_server_of_somebody_else(tmp_path: Path) -> None:
                 run.wait_until(run.up, f"both ranks of the {attempt} run are up")
                 assert run.processes("start-dev") == []
                 kill_a_rank(run)
-                run.wait_until(lambda run=run: run.up(2), "both ranks are up again")
+                run.wait_until(partial(run.up, 2), "both ranks are up again")
                 assert run.status().get("phase") == "incident 1 open"
                 run.check_stops(signal.SIGINT)
         assert not (folder / "temporal.db").exists()

@@ -1,4 +1,4 @@
-"""How incidents read: short where thousands of ranks ended, and literal where logs hold brackets."""
+"""How incidents read: short where many ranks ended, literal where logs hold brackets."""
 
 from __future__ import annotations
 

@@ -41,6 +41,13 @@ def test_ranks_that_report_nothing_count_once_they_have_lived() -> None:
     assert board.reached(2, 1, 24.0) is None
 
 
+def test_job_that_reported_once_is_not_taken_for_running_because_it_is_silent() -> None:
+    board = StepBoard(2, 5.0)
+    board.note(1, 0, 3, 1.0)
+    board.started(2, [0, 1], 3, 10.0)
+    assert board.reached(2, 4, 1000.0) is None
+
+
 def test_step_that_was_restored_is_not_told_as_done_again() -> None:
     board = StepBoard(2, 5.0)
     board.started(2, [0, 1], 7, 10.0)

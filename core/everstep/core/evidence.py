@@ -65,7 +65,11 @@ def _from_exits(failed: Sequence[RankExit]) -> Finding:
     first = (by_signal or on_their_own or list(failed))[0]
     reason = f"rank {first.rank} on {first.machine} {describe_exit(first)}"
     if len(failed) > 1:
-        reason += f", before {len(failed) - 1} other ranks ended"
+        others = len(failed) - 1
+        reason += f", before {others} other rank{'s' if others > 1 else ''} ended"
+    if first.signal is None and not first.step and not blames_connection(first):
+        # An error of its own before any step: the code is accused, and no machine for running it.
+        return Finding(Symptom.CODE_ERROR, (), (first.rank,), False, reason)
     return Finding(Symptom.PROCESS_CRASH, (first.machine,), (first.rank,), False, reason)
 
 

@@ -7,7 +7,7 @@ optimizer updates, so step 0 is the state before the first one.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 
 FROM_THE_BEGINNING = 0
@@ -62,7 +62,6 @@ class Outcome(StrEnum):
     OPEN = "open"
     HELD = "held"
     RECOVERED = "recovered"
-    FAILED = "failed"
 
 
 class Observer(StrEnum):
@@ -396,11 +395,12 @@ class IncidentRecord:
         attempt_before: The attempt that failed.
         attempt_after: The attempt that runs now.
         restored_step: Step that the job restarted from, or None when it did not restart.
-        failed_step: Newest step that any rank had finished before the fault, or None.
+        failed_step: Newest step that any rank had saved before the fault; None if none was.
         lost_steps: Finished steps that are done again.
         first_step_at_s: When the first new step was finished by all ranks, or None.
         closed_at_s: When it was closed, or None.
         missing: What the incident waits for while it is held; empty otherwise.
+        code_version: The code that ran.
     """
 
     incident: int
@@ -421,4 +421,4 @@ class IncidentRecord:
     first_step_at_s: float | None = None
     closed_at_s: float | None = None
     missing: str = ""
-    code_version: str = field(default="")
+    code_version: str = ""

@@ -30,6 +30,7 @@ class StepBoard:
         self._steps: dict[int, int] = {}
         self._done = -1
         self._newest: StepSeen | None = None
+        self._ever_reported = False
 
     @property
     def newest(self) -> StepSeen | None:
@@ -52,6 +53,7 @@ class StepBoard:
             The step that all ranks have now finished, when this report made it so; else None.
             Reports of older attempts, and repeated ones, change nothing.
         """
+        self._ever_reported = True
         if not self._turn_to(attempt):
             return None
         self._steps[rank] = max(step, self._steps.get(rank, -1))
@@ -73,12 +75,13 @@ class StepBoard:
     def reached(self, attempt: int, step: int, now_s: float) -> StepSeen | None:
         """The newest step seen, when it is of this attempt and at or past `step`.
 
-        Where no rank reports steps: the number NO_STEP, once all have lived long enough.
+        Where no rank has ever reported a step, in no attempt: the number NO_STEP, once all have
+        lived long enough. A script that reported once is not taken for alive because it is silent.
         """
         seen = self._newest
         if seen is not None and seen.attempt == attempt and seen.step >= step:
             return seen
-        if attempt == self._attempt and not self._steps and self._all_lived(now_s):
+        if attempt == self._attempt and not self._ever_reported and self._all_lived(now_s):
             return StepSeen(attempt, NO_STEP, now_s)
         return None
 

@@ -192,8 +192,8 @@ class Detection(SpecPart):
         description="Seconds that an agent has to come back when its connection closed.",
     )
     silent_after_s: PositiveFloat = Field(
-        default=5.0,
-        description="Seconds after which a rank that reports no steps counts as running.",
+        default=30.0,
+        description="Seconds after which the ranks of a script that reports no steps run.",
     )
 
     @model_validator(mode="after")

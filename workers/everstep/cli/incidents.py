@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import getpass
 import itertools
 import json
@@ -14,12 +15,13 @@ import typer
 from pydantic import TypeAdapter
 from rich.table import Column, Table
 from rich.text import Text
+from temporalio.service import RPCError
 
 from everstep.activities.archive import load_incidents
 from everstep.cli.console import out
 from everstep.cli.find import RunArgument, find_run, use_server_of
 from everstep.core import names
-from everstep.core.errors import InputError
+from everstep.core.errors import InputError, TransientError
 from everstep.core.model import IncidentRecord, Observer, TimelineEntry
 from everstep.workers import runtime
 from everstep.workers.local.folder import RunFolder
@@ -97,7 +99,10 @@ def current_records(folder: RunFolder) -> list[IncidentRecord]:
     """Incidents by number: from the files of the run, the open one from its workflow."""
     saved = {record.incident: record for record in load_incidents(folder.incidents)}
     if folder.is_running() and "temporal" in folder.read_state():
-        live = asyncio.run(_open_record(folder))
+        live = None
+        # The run may end, or its server be away, just now; what is saved is still true.
+        with contextlib.suppress(TransientError, RPCError):
+            live = asyncio.run(_open_record(folder))
         if live is not None:
             saved[live.incident] = live
     return [saved[number] for number in sorted(saved)]

@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 from temporalio.service import RPCError
@@ -22,7 +22,7 @@ from everstep.cli.main import STOPPED
 from everstep.cli.steps import load_steps
 from everstep.core import ettr
 from everstep.core.errors import EverstepError, InputError
-from everstep.core.model import IncidentRecord
+from everstep.core.model import IncidentRecord, TimelineEntry
 from everstep.spec.job import JobSpec
 from everstep.spec.load import load_spec
 from everstep.workers.local import faults, ports, preflight, server
@@ -155,21 +155,43 @@ async def _until_done(local: LocalRun, folder: RunFolder, interrupted: Interrupt
     return STOPPED if interrupted else 0
 
 
-def summarize(folder: RunFolder, result: JobResult) -> dict[str, float | int]:
-    """The figures of a finished run, as kept in run.json."""
+def summarize(folder: RunFolder, result: JobResult) -> dict[str, float | int | None]:
+    """The figures of a finished run, as kept in run.json; None for what steps would tell."""
     steps = load_steps(folder.steps)
     meter = ettr.measure(steps, result.started_at_s, result.finished_at_s)
     records = load_incidents(folder.incidents)
     return {
         "attempts": result.attempts,
         "incidents": result.incidents,
-        "steps": max((seen.step for seen in steps), default=0),
-        "steps_lost": sum(record.lost_steps for record in records),
+        "steps": max((seen.step for seen in steps), default=None),
+        "steps_lost": sum(record.lost_steps for record in records) if steps else None,
         "wall_s": round(meter.wall_s, 3),
         "productive_s": round(meter.productive_s, 3),
         "redone_s": round(meter.redone_s, 3),
-        "ettr": round(meter.ratio, 4),
+        "ettr": round(meter.ratio, 4) if steps else None,
     }
+
+
+def summary_line(figures: dict[str, Any]) -> str:
+    """A finished run in one line."""
+    counts = (
+        f"{counted(figures['attempts'], 'attempt')}, {counted(figures['incidents'], 'incident')}"
+    )
+    if figures["steps"] is None:
+        return (
+            f"finished after {figures['wall_s']:.1f} s: {counts}; "
+            "the script reports no steps, so steps lost and ETTR are unknown"
+        )
+    return (
+        f"finished: {figures['steps']} steps in {figures['wall_s']:.1f} s, {counts}, "
+        f"{figures['steps_lost']} steps lost, ETTR {figures['ettr']:.1%} "
+        f"({figures['productive_s']:.1f} s of training; the rest is start-up and recovery)"
+    )
+
+
+def counted(number: int, noun: str) -> str:
+    """A number with its noun in singular or plural."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def print_summary(folder: RunFolder) -> None:
@@ -179,13 +201,7 @@ def print_summary(folder: RunFolder) -> None:
         out.print(timeline_table(record))
     if records:
         out.print(incident_table(records))
-    figures = folder.read_state()["summary"]
-    out.print(
-        f"finished: {figures['steps']} steps in {figures['wall_s']:.1f} s, "
-        f"{figures['attempts']} attempts, {figures['incidents']} incidents, "
-        f"{figures['steps_lost']} steps lost, ETTR {figures['ettr']:.1%} "
-        f"({figures['productive_s']:.1f} s of training)"
-    )
+    out.print(summary_line(folder.read_state()["summary"]))
     out.print(
         f"everything is kept in {folder.path}: logs, machines, incidents, output, temporal.db"
     )
@@ -198,7 +214,7 @@ class Voice:
         self._start_s = time.monotonic()
         self._told_step_s = 0.0
         self._attempt = 0
-        self._told: dict[int, int] = {}
+        self._told: dict[int, list[TimelineEntry]] = {}
 
     def say(self, text: str) -> None:
         """One line."""
@@ -216,8 +232,9 @@ class Voice:
 
     def incident(self, record: IncidentRecord) -> None:
         """The lines of the story that were not told yet."""
-        told = self._told.get(record.incident, 0)
-        for entry in record.timeline[told:]:
-            since_s = entry.at_s - record.fault_at_s
-            self.say(f"  incident {record.incident} {since_s:+.2f} s: {entry.text}")
-        self._told[record.incident] = len(record.timeline)
+        told = self._told.setdefault(record.incident, [])
+        for entry in record.timeline:
+            if entry not in told:
+                told.append(entry)
+                since_s = entry.at_s - record.fault_at_s
+                self.say(f"  incident {record.incident} {since_s:+.2f} s: {entry.text}")

@@ -346,10 +346,8 @@ class ResolveIncident:
         return True
 
     async def _close(self) -> IncidentResult:
-        stable = self._story.record.first_step_at_s is not None
         self._story.closed(
-            Outcome.RECOVERED if stable else Outcome.FAILED,
-            "closed: another failure begins" if self._unsettled() else "closed: training is stable",
+            "closed: another failure begins" if self._overtaken() else "closed: training is stable"
         )
         await self._story.archive()
         result = IncidentResult(
@@ -365,10 +363,19 @@ class ResolveIncident:
     # --- Smaller parts ---------------------------------------------------------------------------
 
     def _tell_alerts(self, alerts: Sequence[Alert]) -> None:
-        """One line for alerts that came together: thousands of ranks may end within a second."""
-        first, *others = sorted(alerts, key=lambda alert: alert.at_s)
-        more = f" (and {len(others)} more alerts)" if others else ""
-        self._story.tell(f"{first.observer}: {first.detail}{more}", first.at_s)
+        """Tell every alert about a machine, and those about ranks that came together in one line.
+
+        Thousands of ranks may end within a second.
+        """
+        by_time = sorted(alerts, key=lambda alert: alert.at_s)
+        for alert in by_time:
+            if alert.rank is None:
+                self._story.tell(f"{alert.observer}: {alert.detail}", alert.at_s)
+        of_ranks = [alert for alert in by_time if alert.rank is not None]
+        if of_ranks:
+            first, others = of_ranks[0], len(of_ranks) - 1
+            more = f" (and {others} more rank{'s' if others > 1 else ''})" if others else ""
+            self._story.tell(f"{first.observer}: {first.detail}{more}", first.at_s)
 
     async def _hold(self, missing: str, satisfied: Callable[[], bool]) -> None:
         """Wait for a person or a machine, saying for what; newer evidence overtakes the wait."""

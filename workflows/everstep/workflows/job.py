@@ -233,7 +233,9 @@ class RunJob:
             # A later job of this name counts from 1 again; one that is open is never doubled.
             id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
             search_attributes=story.incident_attributes(job, first.symptom),
-            static_summary=f"{job}, incident {self._state.incidents}: {first.detail}",
+            static_summary=f"{job}, incident {self._state.incidents}: {first.detail}"[
+                : options.MAX_SUMMARY_CHARS
+            ],
         )
         self._listening = self._state.active
 

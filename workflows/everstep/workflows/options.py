@@ -29,6 +29,10 @@ WORKFLOW_TASK_TIMEOUT = timedelta(seconds=2)
 10 s); a task of ours takes milliseconds."""
 
 
+MAX_SUMMARY_CHARS = 200
+"""The server refuses summaries of more than 400 bytes."""
+
+
 @dataclass(frozen=True, slots=True)
 class CallOptions:
     """Options of one activity.
@@ -51,7 +55,7 @@ class CallOptions:
         config = ActivityConfig(
             start_to_close_timeout=self.start_to_close,
             retry_policy=PROMPT_RETRY,
-            summary=summary,
+            summary=summary[:MAX_SUMMARY_CHARS],
         )
         if self.schedule_to_close is not None:
             config["schedule_to_close_timeout"] = self.schedule_to_close

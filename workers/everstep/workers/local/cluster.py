@@ -152,8 +152,8 @@ class LocalRun:
         for _ in machine_names(self._spec):
             await self._add_machine()
         self._narrator.say(
-            f"{self._spec.machines} machines and {self._spec.standby_count()} standbys are "
-            "getting ready (each loads torch once)"
+            f"{len(machine_names(self._spec))} machines are getting ready, "
+            f"{self._spec.standby_count()} of them on standby (each loads torch once)"
         )
         return await self._see_through(client, handle)
 
@@ -195,9 +195,21 @@ class LocalRun:
 
     async def _own_server(self) -> Client:
         binary = server.find_binary()
+        # Another run may take a port between our look and our server's: then others are tried.
+        for preferred_ui_port in (PREFERRED_UI_PORT, None):
+            try:
+                return await self._try_server(binary, preferred_ui_port)
+            except InputError:
+                raise
+            except PermanentError as error:
+                logger.info("%s; trying again", error)
+                await self._children.pop("server").stop(STOP_PATIENCE_S)
+        return await self._try_server(binary, None)
+
+    async def _try_server(self, binary: str, preferred_ui_port: int | None) -> Client:
         port = ports.wanted_port(HOST, self._options.temporal_port, "--temporal-port")
         ui_port = ports.wanted_port(
-            HOST, self._options.ui_port, "--ui-port", preferred=PREFERRED_UI_PORT
+            HOST, self._options.ui_port, "--ui-port", preferred=preferred_ui_port
         )
         address, ui = f"{HOST}:{port}", f"http://{HOST}:{ui_port}"
         server.use(address)
@@ -313,7 +325,10 @@ class LocalRun:
             for follower in background:
                 if follower.done():
                     follower.result()
-            return await result
+            finished = await result
+            for fault in self._plan.waiting:
+                self._narrator.say(f"fault {fault} was never due: no such step was reported")
+            return finished
         finally:
             for task in (result, *background):
                 task.cancel()
@@ -356,7 +371,8 @@ class LocalRun:
             try:
                 status = await handle.query(RunJob.status)
                 if status.phase != phase and status.phase == "training":
-                    self._narrator.say("training")
+                    self._narrator.say("all ranks are started; the first step takes longest")
+                    self._plan.reached(0)
                 phase = status.phase
                 self._fail_without_agents(status)
                 if status.incidents:
@@ -402,7 +418,8 @@ class LocalRun:
         except TransientError as error:
             self._narrator.say(f"fault {fault} hit nobody: {error}")
             return
-        at = f"{fault.target or fault.kind.value.removesuffix('_killed')}"
+        victim = fault.kind.value.removesuffix("_killed").removesuffix("_lost")
+        at = f"{victim} {fault.target}".strip()
         self._folder.write_state(
             faults=[
                 *self._folder.read_state().get("faults", []),
