@@ -7,7 +7,7 @@ import sys
 import typer
 from temporalio.service import RPCError
 
-from everstep.cli import check, classify, incidents, machine, plan, run, status
+from everstep.cli import check, classify, incidents, machine, plan, run, spec, status, ui
 from everstep.cli.console import complain
 from everstep.core.errors import EverstepError, InputError
 
@@ -20,8 +20,10 @@ app = typer.Typer(
 )
 app.command("run")(run.run_command)
 app.command("plan")(plan.plan_command)
+app.command("spec")(spec.spec_command)
 app.command("status")(status.status_command)
 app.command("check")(check.check_command)
+app.command("ui")(ui.ui_command)
 app.command("incidents")(incidents.list_command)
 app.command("classify")(classify.classify_command)
 app.add_typer(incidents.app, name="incident", help="Look at one incident, or let it go on.")

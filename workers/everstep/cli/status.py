@@ -79,9 +79,9 @@ async def describe(folder: RunFolder) -> dict[str, Any]:
         "step": steps[-1].step if steps else None,
         "attempt": steps[-1].attempt if steps else 0,
         "ui": state.get("ui", "") if running else "",
-        "slots": [],
-        "standbys": [],
-        "evicted": [],
+        "slots": state.get("slots", []),
+        "standbys": state.get("standbys", []),
+        "evicted": state.get("evicted", []),
         "incidents": len(list(folder.incidents.glob("*.json"))),
         "active_incident": None,
     }

@@ -326,6 +326,7 @@ class LocalRun:
                 if follower.done():
                     follower.result()
             finished = await result
+            await self._keep_last_status(handle)
             for fault in self._plan.waiting:
                 self._narrator.say(f"fault {fault} was never due: no such step was reported")
             return finished
@@ -333,6 +334,17 @@ class LocalRun:
             for task in (result, *background):
                 task.cancel()
             await asyncio.gather(result, *background, return_exceptions=True)
+
+    async def _keep_last_status(self, handle: WorkflowHandle[RunJob, JobResult]) -> None:
+        """Keep who held which slot: once the server is gone, nobody can be asked."""
+        with contextlib.suppress(RPCError):
+            status = await handle.query(RunJob.status)
+            slots = () if status.assignment is None else status.assignment.machine_names()
+            self._folder.write_state(
+                slots=list(slots),
+                standbys=[info.machine for info in status.pool],
+                evicted=list(status.evicted),
+            )
 
     async def _result(self, handle: WorkflowHandle[RunJob, JobResult]) -> JobResult:
         while True:
