@@ -50,7 +50,7 @@ from everstep.core.shard import Origin, Region, Shard, aligned, body_bytes
 
 logger = logging.getLogger(__name__)
 
-_ROOM_UNIT_BYTES = 1024 * 1024
+_ROOM_UNIT_BYTES = 64 * 1024
 _CLOSE_PATIENCE_S = 5.0
 _SHORTEST_PAUSE_S = 0.0005
 _LONGEST_PAUSE_S = 1.0
@@ -248,8 +248,8 @@ class Saver:
     def _reserve(self, task: _Task) -> Region:
         region = self._region
         if region is None or region.slot_bytes < task.size_bytes:
-            # A little more than asked for: the metadata grows by a digit now and then.
-            room_bytes = aligned(task.size_bytes + task.size_bytes // 64, _ROOM_UNIT_BYTES)
+            # A little more than asked for: the description grows by a digit now and then.
+            room_bytes = aligned(task.size_bytes + len(task.state.metadata) // 8, _ROOM_UNIT_BYTES)
             _, fd = self._link.ask(channel.Reserve(room_bytes), channel.Reserved)
             region = self._region = map_region(fd)
         task.copier.adopt(region.memory)
