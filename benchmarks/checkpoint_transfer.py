@@ -1,7 +1,7 @@
 """Backups and pulls beside a plain socket copy: 1 GiB over loopback, from process to process.
 
-Both ways copy from one process's shared memory into another's. Ours also computes checksums, on
-the receiving side as the bytes come; the plain one is `sendall` and `recv_into` with nothing else.
+Both ways copy from one process's shared memory into another's. A backup is also checked, on both
+sides while the bytes go; the plain copy is `sendall` and `recv_into` with nothing else.
 The processes take turns: one transfer each way, then again, so that a noisy machine treats all
 alike.
 """
@@ -15,11 +15,11 @@ import socket
 import subprocess
 import sys
 import time
-import zlib
 from collections.abc import Callable
 
 from everstep.agent.shards import ShardStore
 from everstep.agent.transfer import BackupSender, TransferServer, pull
+from everstep.checkpoint.checksums import checksum
 from everstep.core.model import MachineInfo, Pull
 from everstep.core.shard import Shard, body_bytes
 
@@ -68,9 +68,9 @@ def commit(store: ShardStore, step: int) -> None:
     newest = view.newest()
     slot = view.slot_to_overwrite(None if newest is None else newest[1].step)
     view.invalidate(slot)
-    crc32 = zlib.crc32(view.body(slot)[:shard_bytes])
+    total = checksum(view.body(slot)[:shard_bytes])
     origin = store.origin
-    shard = Shard(RANK, step, 1, 64, SIZE_BYTES, crc32, origin.job_print, origin.layout_print)
+    shard = Shard(RANK, step, 1, 64, SIZE_BYTES, total, origin.job_print, origin.layout_print)
     view.commit(slot, shard)
 
 

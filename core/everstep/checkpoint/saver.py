@@ -35,12 +35,12 @@ import mmap
 import os
 import threading
 import time
-import zlib
 from dataclasses import dataclass
 from enum import IntEnum
 
 from everstep.checkpoint.agent_link import AgentLink
 from everstep.checkpoint.agreement import Agreement
+from everstep.checkpoint.checksums import checksum
 from everstep.checkpoint.copying import Copier, copier_for
 from everstep.checkpoint.tree import FlatTree
 from everstep.core import channel
@@ -210,7 +210,7 @@ class Saver:
             attempt=self._me.attempt,
             metadata_bytes=len(task.state.metadata),
             payload_bytes=task.state.payload_bytes,
-            crc32=zlib.crc32(region.body(slot)[: task.size_bytes]),
+            checksum=checksum(region.body(slot)[: task.size_bytes]),
             job=self._origin.job_print,
             layout=self._origin.layout_print,
         )
