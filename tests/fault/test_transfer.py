@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import hashlib
 import os
 import signal
@@ -24,8 +25,9 @@ from everstep.agent.shards import ShardStore
 from everstep.agent.transfer import BackupSender, TransferServer, pull
 from everstep.core import wire
 from everstep.core.errors import PermanentError, StaleAttempt, TransientError
+from everstep.core.faultpoint import Point, hooks
 from everstep.core.model import MachineInfo, Pull
-from everstep.core.shard import Origin, Shard
+from everstep.core.shard import Origin, Shard, checksum
 
 SECRET = b"a secret of the job"
 JOB = "job"
@@ -39,10 +41,14 @@ def content(rank: int, step: int) -> bytes:
     return hashlib.shake_128(f"{rank}, {step}".encode()).digest(64 + TENSOR_BYTES)
 
 
+@functools.cache
+def sum_of(rank: int, step: int) -> int:
+    return checksum(memoryview(content(rank, step)))
+
+
 def shard_of(rank: int, step: int, attempt: int = 1) -> Shard:
-    crc32 = zlib.crc32(content(rank, step))
     job, layout = ORIGIN.job_print, ORIGIN.layout_print
-    return Shard(rank, step, attempt, 30, TENSOR_BYTES, crc32, job, layout)
+    return Shard(rank, step, attempt, 30, TENSOR_BYTES, sum_of(rank, step), job, layout)
 
 
 def save(store: ShardStore, rank: int, step: int, attempt: int = 1) -> Shard:
@@ -122,7 +128,7 @@ def put_request(shard: Shard) -> wire.Header:
             "attempt": shard.attempt,
             "metadata_bytes": shard.metadata_bytes,
             "tensor_bytes": shard.payload_bytes,
-            "crc32": shard.crc32,
+            "checksum": shard.checksum,
             "job": shard.job,
             "layout": shard.layout,
         }
@@ -171,18 +177,26 @@ def test_a_lost_shard_is_pulled_back(source: Machine, holder: Machine) -> None:
     assert region.view.newest() == (0, shard)
 
 
-def test_a_pull_replaces_a_damaged_copy_and_later_steps(source: Machine, holder: Machine) -> None:
+def damage(store: ShardStore, rank: int, step: int) -> None:
+    region = store.region(rank)
+    assert region is not None
+    found = region.view.find(step)
+    assert found is not None
+    region.view.body(found[0])[1000] ^= 1
+
+
+def test_a_damaged_copy_is_dropped_and_pulled_again(source: Machine, holder: Machine) -> None:
     for step in (6, 7):
         save(source.store, 4, step)
         save(holder.store, 4, step)
-    region = holder.store.region(4)
-    assert region is not None
-    found = region.view.find(6)
-    assert found is not None
-    region.view.body(found[0])[1000] ^= 1
-    assert not holder.store.verify(4, 6)
+    damage(holder.store, 4, 6)
+    assert holder.store.drop_damaged(4, 6)
+    assert not holder.store.drop_damaged(4, 7)
+    assert not holder.store.drop_damaged(4, 6)
+    assert not holder.store.drop_damaged(9, 6)
+    assert steps(holder.store, 4) == (7,)
     pull(Pull(4, "m0", HOST, source.server.port), 6, holder.store, SECRET, JOB)
-    assert holder.store.verify(4, 6)
+    # What came after it is of a past that is over.
     assert steps(holder.store, 4) == (6,)
 
 
@@ -198,16 +212,74 @@ def test_a_pull_of_a_step_that_is_not_there_says_so(source: Machine, holder: Mac
         pull(Pull(4, "m0", HOST, source.server.port), 8, holder.store, SECRET, JOB)
 
 
-def test_a_pull_of_a_damaged_shard_is_noticed(source: Machine, holder: Machine) -> None:
-    save(source.store, 4, 7)
-    region = source.store.region(4)
-    assert region is not None
-    region.view.body(0)[1000] ^= 1
-    with pytest.raises(PermanentError, match="rank 4's step 7 arrived damaged"):
-        pull(Pull(4, "m0", HOST, source.server.port), 7, holder.store, SECRET, JOB)
+def test_a_doubted_copy_is_dropped_only_if_it_is_damaged(source: Machine, holder: Machine) -> None:
+    for step in (6, 7):
+        save(holder.store, 4, step)
+    damage(holder.store, 4, 7)
+    for step in (6, 7, 8):
+        source.sender.doubt(4, step, holder.info)
+    assert steps(holder.store, 4) == (6,)
+    assert holder.store.copies() == holder.store.copies(verify=True)
+
+
+@pytest.fixture
+def at() -> Iterator[Callable[[Point, Callable[[], object]], None]]:
+    """Makes something happen when this process first comes to a point."""
+
+    def at(point: Point, act: Callable[[], object]) -> None:
+        def hook(reached: Point) -> None:
+            if reached == point:
+                hooks.remove(hook)
+                act()
+
+        hooks.append(hook)
+
+    yield at
+    hooks.clear()
+
+
+At = Callable[[Point, Callable[[], object]], None]
+
+
+@pytest.mark.parametrize("num_saves", [1, 2])
+def test_a_shard_that_is_overwritten_while_it_is_sent_is_not_taken(
+    source: Machine, holder: Machine, at: At, num_saves: int
+) -> None:
+    for step in (1, 2):
+        save(source.store, 4, step)
+        send(source, holder.info, 4, step)
+    save(source.store, 4, 3)
+
+    def overwrite() -> None:
+        # Committed or only begun, as the second one is, it is not step 3 any more.
+        save(source.store, 4, 4)
+        region = source.store.region(4)
+        assert region is not None
+        region.view.invalidate(region.view.slot_to_overwrite(4))
+        if num_saves == 2:
+            save(source.store, 4, 5)
+
+    at("mid_send", overwrite)
+    with pytest.raises(PermanentError, match="step 3 of rank 4 was overwritten meanwhile"):
+        send(source, holder.info, 4, 3)
+    assert steps(holder.store, 4) == (2,)
+    send(source, holder.info, 4, 4)
+    assert steps(holder.store, 4) == (2, 4)
+
+
+def test_a_shard_that_is_overwritten_while_it_is_pulled_is_not_taken(
+    source: Machine, holder: Machine, at: At
+) -> None:
+    save(source.store, 4, 1)
+
+    def overwrite() -> None:
+        for step in (2, 3):
+            save(source.store, 4, step)
+
+    at("mid_send", overwrite)
+    with pytest.raises(PermanentError, match="step 1 of rank 4 was overwritten meanwhile"):
+        pull(Pull(4, "m0", HOST, source.server.port), 1, holder.store, SECRET, JOB)
     assert steps(holder.store, 4) == ()
-    # Nor is it offered again.
-    assert source.store.copies() == ()
 
 
 def test_shards_of_another_layout_are_refused_on_both_ways(source: Machine) -> None:
@@ -239,12 +311,14 @@ def test_damage_on_the_way_leaves_the_older_step(holder: Machine) -> None:
         peer.send(put_request(shard_of(4, 2)))
         assert peer.receive() == {"go": True}
         peer.send_payload(memoryview(body))
+        peer.send({"crc32": zlib.crc32(content(4, 2))})
         assert "arrived damaged" in peer.receive()["refused"]
         assert steps(holder.store, 4) == (1,)
         # The connection goes on.
         peer.send(put_request(shard_of(4, 2)))
         assert peer.receive() == {"go": True}
         peer.send_payload(memoryview(content(4, 2)))
+        peer.send({"crc32": zlib.crc32(content(4, 2))})
         assert peer.receive() == {"ok": True}
     assert steps(holder.store, 4) == (1, 2)
 
@@ -294,11 +368,11 @@ def test_the_sender_connects_anew_when_its_connection_died(
         assert peer.receive() == put_request(shard)
         peer.send({"go": True})
 
-        def fill(body: memoryview) -> int:
+        def fill(body: memoryview) -> None:
             place = body
             while place:
                 place = place[peer.receive_some(place) :]
-            return zlib.crc32(body)
+            assert peer.receive() == {"crc32": zlib.crc32(body)}
 
         reborn.take_in(shard, fill)
         peer.send({"ok": True})
@@ -353,10 +427,9 @@ def test_shards_of_an_attempt_that_is_over_are_refused(source: Machine, holder: 
 def test_an_attempt_that_ends_during_a_transfer_refuses_it(holder: Machine) -> None:
     save(holder.store, 4, 1)
 
-    def fill(body: memoryview) -> int:
+    def fill(body: memoryview) -> None:
         body[:] = content(4, 2)
         holder.store.advance(2)
-        return zlib.crc32(body)
 
     with pytest.raises(StaleAttempt):
         holder.store.take_in(shard_of(4, 2), fill)
@@ -371,7 +444,7 @@ def test_a_transfer_that_an_order_overtook_pushes_nothing_out(holder: Machine) -
 
     def put() -> None:
         try:
-            holder.store.take_in(shard_of(4, 3), lambda _: 0)
+            holder.store.take_in(shard_of(4, 3), lambda _: None)
         except StaleAttempt as error:
             outcome.append(error)
 
@@ -470,7 +543,7 @@ def test_garbage_is_refused_and_harms_nobody(
         {"put": 4},
         {"put": {"rank": -1}},
         {"put": {**put_request(shard_of(4, 2))["put"], "tensor_bytes": 2**62}},
-        {"put": {**put_request(shard_of(4, 2))["put"], "crc32": "0"}},
+        {"put": {**put_request(shard_of(4, 2))["put"], "checksum": "0"}},
         {"get": None},
         {"get": {"rank": 4, "step": 99}},
     ],

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-import zlib
+import random
 
 import pytest
 
 from everstep.core.errors import PermanentError
-from everstep.core.shard import NUM_SLOTS, Origin, Region, Shard, format_region, region_bytes
+from everstep.core.shard import (
+    BLOCK_BYTES,
+    NUM_SLOTS,
+    Origin,
+    Region,
+    Shard,
+    checksum,
+    format_region,
+    region_bytes,
+)
 
 SLOT_BYTES = 1000
 
@@ -26,7 +35,7 @@ def write(region: Region, slot: int, step: int, attempt: int = 1) -> Shard:
     shard_bytes = 64 + 200
     body = region.body(slot)
     body[:shard_bytes] = bytes([step % 256]) * shard_bytes
-    shard = Shard(7, step, attempt, 50, 200, zlib.crc32(body[:shard_bytes]), 1, 2)
+    shard = Shard(7, step, attempt, 50, 200, checksum(body[:shard_bytes]), 1, 2)
     region.commit(slot, shard)
     return shard
 
@@ -52,8 +61,8 @@ def test_the_slots_do_not_touch_each_other(region: Region) -> None:
     for slot in range(NUM_SLOTS):
         region.body(slot)[:] = bytes([slot + 1]) * SLOT_BYTES
         size = SLOT_BYTES - 64
-        crc32 = zlib.crc32(region.body(slot)[: size + 64])
-        region.commit(slot, Shard(0, slot, 1, 1, size, crc32, 1, 2))
+        total = checksum(region.body(slot)[: size + 64])
+        region.commit(slot, Shard(0, slot, 1, 1, size, total, 1, 2))
     assert all(region.intact(slot) for slot in range(NUM_SLOTS))
 
 
@@ -95,6 +104,20 @@ def test_a_flipped_bit_in_the_body_is_noticed(region: Region) -> None:
     region.body(0)[100] ^= 1
     assert region.read_slot(0) is not None
     assert not region.intact(0)
+
+
+def test_any_changed_byte_and_any_moved_block_changes_the_checksum() -> None:
+    body = bytearray(random.Random(1).randbytes(2 * BLOCK_BYTES + 100 + 5))  # noqa: S311
+    whole = checksum(memoryview(body))
+    for at in [*range(0, len(body), 97), *range(len(body) - 10, len(body))]:
+        body[at] ^= 1 << at % 8
+        assert checksum(memoryview(body)) != whole, f"byte {at}"
+        body[at] ^= 1 << at % 8
+    first, second, rest = body[:BLOCK_BYTES], body[BLOCK_BYTES : 2 * BLOCK_BYTES], body[-105:]
+    assert checksum(memoryview(second + first + rest)) != whole
+    assert checksum(memoryview(first + first + rest)) != whole
+    assert checksum(memoryview(first + second)) != whole
+    assert checksum(memoryview(first + second + rest)) == whole
 
 
 def test_the_slot_to_overwrite_is_empty_or_the_oldest_and_never_the_one_to_keep(

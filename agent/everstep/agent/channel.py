@@ -68,6 +68,7 @@ class RankChannel:
         self._backup_timeout_s = backup_timeout_s
         self._replying = threading.Lock()
         self._greeted = False
+        self._mended = False
         self._thread = threading.Thread(target=self._run, name=f"rank-{rank}", daemon=True)
 
     def start(self) -> None:
@@ -154,17 +155,23 @@ class RankChannel:
         self._reply(channel.Restored(step), region)
 
     def _mend(self, step: int) -> None:
-        """Get another copy of what the rank found damaged."""
+        """Get another copy of what the rank found damaged; the second time, there is none left."""
         if not self._store.drop_damaged(self.rank, step):
             raise PermanentError(f"rank {self.rank}'s step {step} is as it was saved")
         damaged = f"machine {self._store.machine}'s step {step} of rank {self.rank} is damaged"
         if self._holder is None:
             raise PermanentError(f"{damaged}, and it has no backup")
+        holder = self._holder.machine
         try:
+            if self._mended:
+                # It is in no report from then on, so that the next restart chooses another step.
+                self._sender.doubt(self.rank, step, self._holder)
+                raise PermanentError(f"it is damaged on machine {holder} too")
             self._sender.fetch(self.rank, step, self._holder)
         except EverstepError as error:
             raise PermanentError(f"{damaged}, and its backup: {error}") from error
-        logger.warning("%s: fetched from machine %s", damaged, self._holder.machine)
+        self._mended = True
+        logger.warning("%s: fetched from machine %s", damaged, holder)
         self._restore()
 
     def _saved(self, step: int, slot: int) -> None:

@@ -6,14 +6,18 @@ loop never waits for a shard.
 
     put    {put: shard}           ->
                                   <-  {go} | {ok}: it is there already | {refused}
-           body                   ->
+           body, {crc32}          ->
                                   <-  {ok} | {refused}
     get    {get: {rank, step}}    ->
-                                  <-  {shard, payload_bytes}, body | {refused}
+                                  <-  {shard, payload_bytes}, body, {whole} | {refused}
     doubt  {doubt: {rank, step}}  ->
                                   <-  {ok}: it was read again, and dropped if it is damaged
 
-A shard is {rank, step, attempt, metadata_bytes, tensor_bytes, crc32, job, layout}.
+What follows a body is {refused} when its rank began to overwrite it meanwhile. A backup's CRC tells
+that it arrived as it was sent, at once, while it can be sent again. What is got is about to be
+restored, and then its rank compares it with the checksum that it was saved with.
+
+A shard is {rank, step, attempt, metadata_bytes, tensor_bytes, checksum, job, layout}.
 """
 
 from __future__ import annotations
@@ -23,11 +27,12 @@ import logging
 import socket
 import threading
 import zlib
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import cast
 
 from everstep.agent.link import Link, Pace, accept, connect
-from everstep.agent.shards import ShardStore
+from everstep.agent.shards import ShardStore, SharedRegion
 from everstep.core import wire
 from everstep.core.errors import EverstepError, PermanentError, TransientError
 from everstep.core.faultpoint import reached
@@ -128,9 +133,12 @@ class TransferServer:
             raise PermanentError(f"none of put, get, doubt: {sorted(request)}")
 
     def _take(self, link: Link, request: wire.Header) -> None:
-        def fill(body: memoryview) -> int:
+        def fill(body: memoryview) -> None:
             link.send({"go": True})
-            return _receive_body(link, body)
+            with _CrcOfPieces() as crc:
+                _receive_body(link, body, crc.add)
+            if _accepted(link.receive()).get("crc32") != crc.value:
+                raise PermanentError("the shard arrived damaged (bad checksum)")
 
         try:
             self._store.take_in(_read_shard(request["put"]), fill)
@@ -153,6 +161,7 @@ class TransferServer:
         slot, shard = found
         link.send({"shard": _show_shard(shard), "payload_bytes": shard.body_bytes})
         link.send_payload(region.view.body(slot)[: shard.body_bytes])
+        link.send(_after_body(region, slot, shard, {"whole": True}))
 
 
 class BackupSender:
@@ -203,6 +212,14 @@ class BackupSender:
         """
         order = Pull(rank, holder.machine, holder.host, holder.transfer_port)
         pull(order, step, self._store, self._secret, self._job)
+
+    def doubt(self, rank: int, step: int, holder: MachineInfo) -> None:
+        """Have the holder read its copy again, and drop it if it is damaged; blocks.
+
+        Raises:
+            TransientError, PermanentError: As for `doubt`.
+        """
+        doubt(rank, step, holder, self._secret, self._job)
 
     def close(self) -> None:
         """End all connections; what was not sent yet fails."""
@@ -295,8 +312,12 @@ class _Lane:
         link.send({"put": _show_shard(shard)})
         answer = _accepted(link.receive())
         if "go" in answer:
-            link.send_payload(region.view.body(slot)[: shard.body_bytes], self._pace)
+            body = region.view.body(slot)[: shard.body_bytes]
+            with ThreadPoolExecutor(1, "transfer-checksum") as pool:
+                crc32 = pool.submit(zlib.crc32, body)
+                link.send_payload(body, self._pace)
             reached("after_send")
+            link.send(_after_body(region, slot, shard, {"crc32": crc32.result()}))
             _accepted(link.receive())
 
     def _connected(self) -> Link:
@@ -318,7 +339,7 @@ class _Lane:
 
 
 def pull(order: Pull, step: int, store: ShardStore, secret: bytes, job: str) -> None:
-    """Fetch a shard from another machine's memory into this one's, unless it is here and whole.
+    """Fetch a shard from another machine's memory into this one's, unless it is here.
 
     Args:
         order: Which rank's, and from where.
@@ -329,10 +350,10 @@ def pull(order: Pull, step: int, store: ShardStore, secret: bytes, job: str) -> 
 
     Raises:
         TransientError: The machine cannot be reached, or there is no memory for the shard.
-        PermanentError: It does not have that step, or what came was damaged.
+        PermanentError: It does not have that step, or not any longer.
         StaleAttempt: A newer order came meanwhile.
     """
-    if store.verify(order.rank, step):
+    if store.holds(order.rank, step):
         return
     link = connect(order.host, order.port, secret, job)
     with contextlib.closing(link):
@@ -342,43 +363,63 @@ def pull(order: Pull, step: int, store: ShardStore, secret: bytes, job: str) -> 
             shard = _read_shard(answer.get("shard"))
             if (shard.rank, shard.step) != (order.rank, step):
                 raise PermanentError(f"{order.machine} answered with {shard}")
-            _put_back(store, shard, link)
+            store.put_back(shard, lambda body: _get_body(link, body))
         except (OSError, EOFError) as error:
             raise TransientError(f"pull from {order.machine} broke off: {error}") from error
 
 
-def _put_back(store: ShardStore, shard: Shard, link: Link) -> None:
-    received: list[int] = []
+def doubt(rank: int, step: int, holder: MachineInfo, secret: bytes, job: str) -> None:
+    """Have a machine read a shard again that was damaged when it was got from there.
 
-    def fill(body: memoryview) -> int:
-        received.append(_receive_body(link, body))
-        return received[0]
-
-    try:
-        store.put_back(shard, fill)
-    except PermanentError:
-        if received and received[0] != shard.crc32:
-            # Else the next restart would be planned with it again.
-            link.send({"doubt": {"rank": shard.rank, "step": shard.step}})
+    Raises:
+        TransientError, PermanentError: It cannot be asked.
+    """
+    with contextlib.closing(connect(holder.host, holder.transfer_port, secret, job)) as link:
+        try:
+            link.send({"doubt": {"rank": rank, "step": step}})
             _accepted(link.receive())
-        raise
+        except (OSError, EOFError) as error:
+            raise TransientError(f"machine {holder.machine} does not answer: {error}") from error
 
 
-def _receive_body(link: Link, body: memoryview) -> int:
-    crc32 = 0
+class _CrcOfPieces:
+    """Checks what has come while the rest comes: both take about as long."""
 
-    def add(piece: memoryview) -> None:
-        nonlocal crc32
-        crc32 = zlib.crc32(piece, crc32)
+    def __init__(self) -> None:
+        self.value = 0
+        self._pool = ThreadPoolExecutor(1, "transfer-checksum")
 
-    # What has come is checked while the rest comes: that takes about as long as receiving does.
-    with ThreadPoolExecutor(1, "transfer-checksum") as checker:
-        while body:
-            count = link.receive_some(body)
-            checker.submit(add, body[:count])
-            body = body[count:]
-            reached("mid_receive")
-    return crc32
+    def __enter__(self) -> _CrcOfPieces:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown()
+
+    def add(self, piece: memoryview) -> None:
+        self._pool.submit(self._add, piece)
+
+    def _add(self, piece: memoryview) -> None:
+        self.value = zlib.crc32(piece, self.value)
+
+
+def _receive_body(link: Link, body: memoryview, see: Callable[[memoryview], None]) -> None:
+    while body:
+        count = link.receive_some(body)
+        see(body[:count])
+        body = body[count:]
+        reached("mid_receive")
+
+
+def _get_body(link: Link, body: memoryview) -> None:
+    _receive_body(link, body, lambda _: None)
+    _accepted(link.receive())
+
+
+def _after_body(region: SharedRegion, slot: int, shard: Shard, answer: wire.Header) -> wire.Header:
+    # A rank empties a slot before it writes to it: what reads the same as before was not touched.
+    if region.view.read_slot(slot) == shard:
+        return answer
+    return wire.refusal(f"step {shard.step} of rank {shard.rank} was overwritten meanwhile")
 
 
 def _accepted(answer: wire.Header) -> wire.Header:
@@ -394,7 +435,7 @@ def _show_shard(shard: Shard) -> wire.Header:
         "attempt": shard.attempt,
         "metadata_bytes": shard.metadata_bytes,
         "tensor_bytes": shard.payload_bytes,
-        "crc32": shard.crc32,
+        "checksum": shard.checksum,
         "job": shard.job,
         "layout": shard.layout,
     }
@@ -408,7 +449,7 @@ def _read_shard(value: object) -> Shard:
         attempt=wire.number(fields, "attempt"),
         metadata_bytes=wire.number(fields, "metadata_bytes"),
         payload_bytes=wire.number(fields, "tensor_bytes"),
-        crc32=wire.number(fields, "crc32"),
+        checksum=wire.number(fields, "checksum"),
         job=wire.number(fields, "job"),
         layout=wire.number(fields, "layout"),
     )

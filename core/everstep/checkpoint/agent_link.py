@@ -46,15 +46,22 @@ class AgentLink:
         except OSError as error:
             raise PermanentError(f"the agent is gone: {error}") from error
 
-    def ask(self, question: channel.Message, kind: type[_Answer]) -> tuple[_Answer, int | None]:
+    def ask(
+        self, question: channel.Message, kind: type[_Answer], patience_s: float | None = None
+    ) -> tuple[_Answer, int | None]:
         """Wait for the answer to a question, and the descriptor beside it.
+
+        Args:
+            question: What to ask.
+            kind: What the answer has to be.
+            patience_s: How long to wait, if not as for any other question.
 
         Raises:
             TransientError: There is none in time; the link is of no more use.
             PermanentError: The agent could not do it, or is gone.
         """
         self.tell(question)
-        deadline_s = time.monotonic() + self._patience_s
+        deadline_s = time.monotonic() + (patience_s or self._patience_s)
         while (answer := self._next(deadline_s)) is not None:
             if isinstance(answer, kind):
                 return answer, self._fds.pop() if self._fds else None

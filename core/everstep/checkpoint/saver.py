@@ -35,12 +35,12 @@ import mmap
 import os
 import threading
 import time
-import zlib
 from dataclasses import dataclass
 from enum import IntEnum
 
 from everstep.checkpoint.agent_link import AgentLink
 from everstep.checkpoint.agreement import Agreement
+from everstep.checkpoint.checksums import checksum
 from everstep.checkpoint.copying import Copier, copier_for
 from everstep.checkpoint.tree import FlatTree
 from everstep.core import channel
@@ -50,7 +50,7 @@ from everstep.core.shard import Origin, Region, Shard, aligned, body_bytes
 
 logger = logging.getLogger(__name__)
 
-_ROOM_UNIT_BYTES = 1024 * 1024
+_ROOM_UNIT_BYTES = 64 * 1024
 _CLOSE_PATIENCE_S = 5.0
 _SHORTEST_PAUSE_S = 0.0005
 _LONGEST_PAUSE_S = 1.0
@@ -210,7 +210,7 @@ class Saver:
             attempt=self._me.attempt,
             metadata_bytes=len(task.state.metadata),
             payload_bytes=task.state.payload_bytes,
-            crc32=zlib.crc32(region.body(slot)[: task.size_bytes]),
+            checksum=checksum(region.body(slot)[: task.size_bytes]),
             job=self._origin.job_print,
             layout=self._origin.layout_print,
         )
@@ -248,8 +248,8 @@ class Saver:
     def _reserve(self, task: _Task) -> Region:
         region = self._region
         if region is None or region.slot_bytes < task.size_bytes:
-            # A little more than asked for: the metadata grows by a digit now and then.
-            room_bytes = aligned(task.size_bytes + task.size_bytes // 64, _ROOM_UNIT_BYTES)
+            # A little more than asked for: the description grows by a digit now and then.
+            room_bytes = aligned(task.size_bytes + len(task.state.metadata) // 8, _ROOM_UNIT_BYTES)
             _, fd = self._link.ask(channel.Reserve(room_bytes), channel.Reserved)
             region = self._region = map_region(fd)
         task.copier.adopt(region.memory)

@@ -25,6 +25,7 @@ from typing import Any, Literal, Protocol
 
 from everstep.checkpoint import agreement, tree
 from everstep.checkpoint.agent_link import AgentLink
+from everstep.checkpoint.checksums import checksum
 from everstep.checkpoint.saver import Saver, Stage, map_region
 from everstep.core import channel, names
 from everstep.core.errors import EverstepError, PermanentError
@@ -33,6 +34,7 @@ from everstep.core.shard import Origin, Region, Shard, aligned
 logger = logging.getLogger(__name__)
 
 _ANSWER_PATIENCE_S = 60.0
+_MENDING_PATIENCE_S = 600.0
 
 
 class Optimizer(Protocol):
@@ -187,12 +189,12 @@ class _AttachedSession(Session):
         if answer.step is None:
             return None
         region, slot, shard = self._found(answer.step, fd)
-        if not region.intact(slot):
-            logger.warning("%s: step %d is damaged; fetching its backup", self._who, shard.step)
-            _, fd = self._link.ask(channel.Damaged(shard.step), channel.Restored)
+        while not region.intact(slot, checksum):
+            # Another machine's copy, until there is none left: then the agent refuses.
+            logger.warning("%s: step %d is damaged; asking for its backup", self._who, shard.step)
+            damaged = channel.Damaged(shard.step)
+            _, fd = self._link.ask(damaged, channel.Restored, _MENDING_PATIENCE_S)
             region, slot, shard = self._found(shard.step, fd)
-            if not region.intact(slot):
-                raise PermanentError(f"{self._who}: step {shard.step} is damaged (bad checksum)")
         body = region.body(slot)
         payload = body[aligned(shard.metadata_bytes) : shard.body_bytes]
         state = tree.rebuild(bytes(body[: shard.metadata_bytes]), payload)

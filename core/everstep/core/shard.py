@@ -20,16 +20,20 @@ from __future__ import annotations
 import hashlib
 import struct
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from everstep.core.errors import PermanentError
 
 NUM_SLOTS = 2
+WORD_BYTES = 8
+BLOCK_BYTES = 4096
+"""What a checksum sums up at once."""
 ALIGNMENT_BYTES = 64
 """Where payloads and the tensors inside them begin: a cache line."""
 
 _MAGIC = b"EVRSHARD"
-_VERSION = 2
+_VERSION = 3
 _PAGE_BYTES = 4096
 _REGION_HEADER = struct.Struct("<8sIQ")
 _HEADER_BYTES = 128
@@ -54,6 +58,41 @@ def body_bytes(metadata_bytes: int, payload_bytes: int) -> int:
 def region_bytes(slot_bytes: int) -> int:
     """Size of a region whose slots take bodies of up to `slot_bytes`."""
     return _PAGE_BYTES + NUM_SLOTS * _slot_stride(slot_bytes)
+
+
+def checksum(body: memoryview) -> int:
+    """What tells a body from any other that it may turn into by accident.
+
+    The sums of the 64-bit words of each block, and a CRC over the sums. One changed word always
+    shows, and so do blocks that are missing, stale or in each other's place. Chosen for the ranks,
+    which compute it after every step: with vector instructions it takes a fifth of a CRC's time.
+    This is the definition, at some 150 MB/s; the ranks have a faster one (`checkpoint.checksums`).
+    """
+    num_blocks = len(body) // BLOCK_BYTES
+    last = body[num_blocks * BLOCK_BYTES :]
+    sums = b"".join(
+        (_sum_of_words(body[start : start + BLOCK_BYTES]) % 2**64).to_bytes(WORD_BYTES, "little")
+        for start in range(0, num_blocks * BLOCK_BYTES, BLOCK_BYTES)
+    )
+    return checksum_of_sums(sums, _sum_of_words(last))
+
+
+_slow_checksum = checksum
+
+
+def checksum_of_sums(sums: bytes, last: int) -> int:
+    """From the sums of the whole blocks, 8 bytes each, and that of what is left over."""
+    return zlib.crc32((last % 2**64).to_bytes(WORD_BYTES, "little"), zlib.crc32(sums))
+
+
+def word_of(rest: memoryview) -> int:
+    """Fewer than 8 bytes as a word."""
+    return int.from_bytes(rest, "little")
+
+
+def _sum_of_words(part: memoryview) -> int:
+    end = len(part) // WORD_BYTES * WORD_BYTES
+    return sum(part[:end].cast("Q")) + word_of(part[end:])
 
 
 def _slot_stride(slot_bytes: int) -> int:
@@ -112,7 +151,7 @@ class Shard:
         attempt: Attempt in which it was taken.
         metadata_bytes: Size of the description of the state.
         payload_bytes: Size of the tensors.
-        crc32: Checksum of the body.
+        checksum: Checksum of the body.
         job: Fingerprint of the job.
         layout: Fingerprint of the job's layout.
     """
@@ -122,7 +161,7 @@ class Shard:
     attempt: int
     metadata_bytes: int
     payload_bytes: int
-    crc32: int
+    checksum: int
     job: int
     layout: int
 
@@ -188,7 +227,7 @@ class Region:
             shard.payload_bytes,
             shard.job,
             shard.layout,
-            shard.crc32,
+            shard.checksum,
         )
         word = _COMMIT_WORD.size
         header = fields + _CHECKSUM.pack(zlib.crc32(fields))
@@ -205,12 +244,12 @@ class Region:
         header = bytes(self._header(slot))
         fields = header[: _FIELDS.size]
         (crc32,) = _CHECKSUM.unpack_from(header, _FIELDS.size)
-        sequence, attempt, step, rank, metadata_bytes, payload_bytes, job, layout, body_crc32 = (
+        sequence, attempt, step, rank, metadata_bytes, payload_bytes, job, layout, body_sum = (
             _FIELDS.unpack(fields)
         )
         if sequence == _NOT_COMMITTED or crc32 != zlib.crc32(fields):
             return None
-        shard = Shard(rank, step, attempt, metadata_bytes, payload_bytes, body_crc32, job, layout)
+        shard = Shard(rank, step, attempt, metadata_bytes, payload_bytes, body_sum, job, layout)
         return shard if shard.body_bytes <= self.slot_bytes else None
 
     def committed(self) -> list[tuple[int, Shard]]:
@@ -229,12 +268,17 @@ class Region:
         matches = [pair for pair in self.committed() if pair[1].step == step]
         return matches[-1] if matches else None
 
-    def intact(self, slot: int) -> bool:
-        """Whether the slot's body has the checksum that it was committed with."""
+    def intact(self, slot: int, checksum: Callable[[memoryview], int] = _slow_checksum) -> bool:
+        """Whether the slot's body has the checksum that it was committed with.
+
+        Args:
+            slot: Which one.
+            checksum: How to compute it, if not as `checksum`.
+        """
         shard = self.read_slot(slot)
         if shard is None:
             return False
-        return zlib.crc32(self.body(slot)[: shard.body_bytes]) == shard.crc32
+        return checksum(self.body(slot)[: shard.body_bytes]) == shard.checksum
 
     def slot_to_overwrite(self, keep_step: int | None) -> int:
         """The slot whose content is missed least: an empty one, else the oldest.
