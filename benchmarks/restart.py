@@ -48,7 +48,8 @@ def everstep(folder: Path, faults: Sequence[str], standbys: int) -> list[float]:
     spec["ladder"] = {"probation_steps": 2, "probation_s": 0.5}
     spec["safety"] = {"max_evicted_ratio": 1.0}
     spec_file = folder / "job.yaml"
-    spec_file.write_text(yaml.safe_dump(spec))
+    text = yaml.safe_dump(spec)  # pyright: ignore[reportUnknownMemberType]
+    spec_file.write_text(text)
     run = folder / "run"
     options = [part for fault in faults for part in ("--fault", fault)]
     command = [
@@ -172,15 +173,17 @@ def torchrun_machine_lost(folder: Path) -> list[float]:
         "--nnodes", "4", "--nproc-per-node", "2", "--rdzv-backend", "c10d",
         "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "benchmark",
     ]  # fmt: skip
-    agents = [start_torchrun(folder, options) for _ in range(4)]
+    # The first agent hosts the rendezvous; with it, torchrun's job would be lost for good.
+    host, guest = (["--rdzv-conf", f"is_host={flag}"] for flag in (1, 0))
+    agents = [start_torchrun(folder, [*options, *host])]
+    agents += [start_torchrun(folder, [*options, *guest]) for _ in range(3)]
     job = Torchrun(folder, agents)
     try:
         job.first_step(KILL_AT[0], 0.0)
-        # Not the first agent: it hosts the rendezvous, and with it torchrun's job is lost for good.
         victim = agents[2]
         killed_s = time.time()
         kill_tree(victim.pid)
-        agents.append(start_torchrun(folder, options))
+        agents.append(start_torchrun(folder, [*options, *guest]))
         reached = newest_step(job, killed_s)
         return [job.first_step(reached, killed_s + 0.5) - killed_s]
     finally:

@@ -10,15 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from everstep.workers.local import server
+from everstep.workers.local import ports, server
 
 HOST = "127.0.0.1"
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
+    return ports.free_port(HOST)
 
 
 def wait_for_port(port: int, patience_s: float = 30.0) -> None:

@@ -24,7 +24,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 # Read by the libraries when they load: one thread, as the number of threads changes bits; groups
@@ -37,6 +36,7 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from file_session import FileSession
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
@@ -319,41 +319,6 @@ class Trainer:
         path = directory / f"digest-rank-{dist.get_rank():05d}.json"
         path.with_suffix(".tmp").write_text(json.dumps(record))
         path.with_suffix(".tmp").replace(path)
-
-
-@dataclass(frozen=True)
-class FileSession:
-    """What `everstep.checkpoint` does, by files: one folder a step, one file a rank."""
-
-    directory: Path
-    every: int
-
-    def paths(self, step: int) -> list[Path]:
-        """Where the files of a step lie, by rank."""
-        ranks = range(dist.get_world_size())
-        return [self.directory / f"step-{step:08d}" / f"rank-{rank:05d}.pt" for rank in ranks]
-
-    def restore(self) -> SimpleNamespace | None:
-        """The newest step that every rank has written, or None."""
-        steps = [int(folder.name.removeprefix("step-")) for folder in self.directory.glob("step-*")]
-        for step in sorted(steps, reverse=True):
-            if all(path.exists() for path in self.paths(step)):
-                state = torch.load(self.paths(step)[dist.get_rank()], map_location="cpu")
-                return SimpleNamespace(step=step, state=state)
-        return None
-
-    def save(self, step: int, state: dict[str, Any]) -> None:
-        """Write this rank's file whole or not at all, and drop its last but one."""
-        if step % self.every:
-            return
-        path = self.paths(step)[dist.get_rank()]
-        path.parent.mkdir(parents=True, exist_ok=True)
-        torch.save(state, path.with_suffix(".tmp"))
-        path.with_suffix(".tmp").replace(path)
-        self.paths(step - 2 * self.every)[dist.get_rank()].unlink(missing_ok=True)
-
-    def wait_before_update(self) -> None:
-        """Nothing to wait for: `save` has written everything."""
 
 
 def open_session(args: argparse.Namespace) -> Session | FileSession | None:

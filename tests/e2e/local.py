@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -111,16 +111,68 @@ def run(spec: Path, folder: Path, *faults: str) -> Finished:
     return Finished(folder, process.returncode, stdout, stderr)
 
 
-def start(spec: Path, folder: Path, *options: str) -> subprocess.Popen[str]:
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("TEMPORAL_")}
+def start(spec: Path, folder: Path, *options: str, **environment: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         command(spec, folder, options),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=environment,
+        env=clean_environment() | environment,
         cwd=folder.parent,
     )
+
+
+def clean_environment() -> dict[str, str]:
+    """Ours, without what names a Temporal server."""
+    return {k: v for k, v in os.environ.items() if not k.startswith("TEMPORAL_")}
+
+
+def everstep(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Call the command and wait for its end, which may take a while on a busy machine."""
+    return subprocess.run(
+        [sys.executable, "-m", "everstep.cli.main", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        env=clean_environment() | environment,
+        timeout=60,
+        check=False,
+    )
+
+
+def until(condition: Callable[[], object], what: str, patience_s: float = 60.0) -> None:
+    """Poll until something is so."""
+    deadline_s = time.monotonic() + patience_s
+    while not condition():
+        assert time.monotonic() < deadline_s, f"not within {patience_s} s: {what}"
+        # Looking through all processes takes a while itself.
+        time.sleep(0.1)
+
+
+WAITER = """
+touch "$EVERSTEP_OUTPUT_DIR/up-$RANK-$EVERSTEP_ATTEMPT"
+sleep 3000 &
+while [ ! -e "$EVERSTEP_OUTPUT_DIR/end" ]; do sleep 0.05; done
+kill $!
+"""
+"""A job without torch and without our library, which ends when it is told to. What it starts is not
+a child of ours, as with a trainer inside a shell script."""
+
+
+def write_waiter(folder: Path, **changes: object) -> Path:
+    """A spec for a job on two machines of one rank that starts at once and waits."""
+    code = folder / "code"
+    code.mkdir()
+    (code / "waiter.sh").write_text(WAITER)
+    fields = {
+        "name": "waiter",
+        "command": ["sh", "waiter.sh"],
+        "code": {"directory": "code"},
+        "machines": 2,
+        "gpus_per_machine": 1,
+        "parallelism": {"dp": 2},
+        **changes,
+    }
+    return write_spec(folder, 0, 0, **fields)
 
 
 def processes_of(folder: Path) -> list[psutil.Process]:

@@ -55,3 +55,19 @@ def test_second_machine_lost_while_the_first_recovers(
     assert sum(r.lost_steps for r in done.incidents) <= 2
     assert set(done.starts_by_machine().values()) == {1}
     assert_nothing_left(done.folder)
+
+
+def test_machine_lost_with_the_one_that_keeps_its_copies(
+    tmp_path: Path, undisturbed: dict[int, str]
+) -> None:
+    """No copy is left of some shards: the job starts anew, says so, and still ends the same."""
+    faults = ["machine_lost@20:m0", "machine_lost@20+0.03:m3"]
+    done = run(write_spec(tmp_path, STEPS, 2), tmp_path / "run", *faults)
+    assert done.code == 0, done.explain()
+    assert done.digests() == undisturbed
+    assert sorted(done.evictions()) == ["m0", "m3"]
+    story = [entry.text for record in done.incidents for entry in record.timeline]
+    assert any("no copy left of some shards" in text for text in story), story
+    assert [r.restored_step for r in done.incidents] == [0]
+    assert done.incidents[0].lost_steps >= 20
+    assert_nothing_left(done.folder)

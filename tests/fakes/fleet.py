@@ -47,7 +47,7 @@ class FakeWorld:
     """Whether ranks make progress by themselves once all of an attempt run."""
 
     def __post_init__(self) -> None:
-        self.board = StepBoard(self.world_size)
+        self.board = StepBoard(self.world_size, 60.0)
         self.changed = asyncio.Condition()
 
     def done(self, kind: str) -> list[tuple[str, int]]:
@@ -64,7 +64,7 @@ class FakeWorld:
 
     async def wait_for_step(self, attempt: int, step: int) -> StepSeen:
         async with self.changed:
-            while (seen := self.board.reached(attempt, step)) is None:
+            while (seen := self.board.reached(attempt, step, time.time())) is None:
                 await self.changed.wait()
         return seen
 

@@ -13,8 +13,8 @@ from everstep.agent import link
 from everstep.agent.telemetry import TelemetryClient
 from everstep.core.errors import PermanentError
 from everstep.core.liveness import AgentWatch
-from everstep.core.model import RankProgress, StepSeen
-from everstep.core.progress import StepBoard
+from everstep.core.model import RankProgress, RanksStarted, StepSeen
+from everstep.core.progress import NO_STEP, StepBoard
 from everstep.workers.telemetry import Snapshot, TelemetryServer, watch
 
 HOST, SECRET, JOB = "127.0.0.1", b"secret", "job"
@@ -26,7 +26,7 @@ class Desk:
     def __init__(self) -> None:
         self.seen: list[StepSeen] = []
         self.watch = AgentWatch(lost_after_s=5.0, reconnect_grace_s=0.1)
-        self.server = TelemetryServer(StepBoard(2), self.watch, self.seen.append)
+        self.server = TelemetryServer(StepBoard(2, 0.3), self.watch, self.seen.append)
         self.port = 0
 
     def agent(self, machine: str) -> TelemetryClient:
@@ -107,6 +107,17 @@ async def test_analyzer_started_anew_is_told_everything_again() -> None:
         first.server.disconnect_all()
         seen = await asyncio.wait_for(second.server.wait_for_step(1, 7), 5)
         assert seen.step == 7
+        await agent.farewell()
+        await asyncio.wait_for(running, 5)
+
+
+async def test_ranks_that_report_no_steps_count_as_running_after_a_while() -> None:
+    async with desk() as analyzer:
+        agent = analyzer.agent("m0")
+        running = asyncio.create_task(agent.run())
+        agent.put_start(RanksStarted("m0", 1, (0, 1), 0, time.time()))
+        seen = await asyncio.wait_for(analyzer.server.wait_for_step(1, 1), 5)
+        assert seen.step == NO_STEP
         await agent.farewell()
         await asyncio.wait_for(running, 5)
 

@@ -1,9 +1,9 @@
 """Adds histories to replay: `python -m tests.replay.record NAME`.
 
-Runs one job with fake machines through a killed rank, a lost machine, and a hold for want of a standby,
-on a server of its own, and stores the histories of the job and of every incident as
-`histories/NAME-*.json`. Histories already there are never replaced: they stand for incidents that were
-open when newer code came.
+Runs one job with fake machines through a killed rank, a lost machine, and a hold for want of a
+standby, on a server of its own, and stores the histories of the job and of every incident as
+`histories/NAME-*.json`. Histories already there are never replaced: they stand for incidents that
+were open when newer code came.
 """
 
 from __future__ import annotations

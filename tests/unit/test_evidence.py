@@ -74,3 +74,11 @@ def test_exits_are_described_in_words() -> None:
 def test_connection_words_are_found_in_any_case() -> None:
     assert blames_connection(ended(0, 0, 1, None, "gloo: CONNECTION CLOSED BY PEER"))
     assert not blames_connection(ended(0, 0, 1, None, "ValueError: bad"))
+
+
+def test_own_error_before_any_step_accuses_the_code_and_no_machine() -> None:
+    first = RankExit(0, "m0", 1, 1, None, 10.0, None, ("ModuleNotFoundError: no_such_module",))
+    found = classify([CRASH], [first], [])
+    assert (found.symptom, found.machines, found.ranks) == (Symptom.CODE_ERROR, (), (0,))
+    killed = RankExit(0, "m0", 1, None, signal.SIGSEGV, 10.0, None)
+    assert classify([CRASH], [killed], []).machines == ("m0",)

@@ -54,3 +54,11 @@ def test_expected_machine_that_never_connects_is_lost() -> None:
 
 def test_nobody_watched_is_never_due() -> None:
     assert watch().next_due_s() is None
+
+
+def test_time_in_which_nobody_listened_is_not_held_against_agents() -> None:
+    w = watch()
+    w.heard("m1", 100.0)
+    w.excuse(10.0)
+    assert w.take_lost(112.9) == []
+    assert [one.machine for one in w.take_lost(113.0)] == ["m1"]

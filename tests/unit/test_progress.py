@@ -5,11 +5,11 @@ from hypothesis import given, strategies as st
 
 from everstep.core import ettr
 from everstep.core.model import StepSeen
-from everstep.core.progress import StepBoard
+from everstep.core.progress import NO_STEP, StepBoard
 
 
 def test_slowest_rank_counts() -> None:
-    board = StepBoard(2)
+    board = StepBoard(2, 5.0)
     assert board.note(1, 0, 5, 10.0) is None
     assert board.note(1, 1, 4, 10.1) == StepSeen(1, 4, 10.1)
     assert board.note(1, 0, 6, 10.2) is None
@@ -17,21 +17,57 @@ def test_slowest_rank_counts() -> None:
 
 
 def test_new_attempt_starts_afresh_and_old_reports_change_nothing() -> None:
-    board = StepBoard(2)
+    board = StepBoard(2, 5.0)
     board.note(1, 0, 5, 1.0)
     board.note(1, 1, 5, 1.0)
     assert board.note(2, 0, 5, 2.0) is None
     assert board.note(1, 1, 9, 2.1) is None
-    assert board.reached(2, 5) is None
+    assert board.reached(2, 5, 2.3) is None
     assert board.note(2, 1, 5, 2.2) == StepSeen(2, 5, 2.2)
-    assert board.reached(2, 5) is not None
-    assert board.reached(1, 5) is None
-    assert board.reached(2, 6) is None
+    assert board.reached(2, 5, 2.3) is not None
+    assert board.reached(1, 5, 2.3) is None
+    assert board.reached(2, 6, 2.3) is None
+
+
+def test_ranks_that_report_nothing_count_once_they_have_lived() -> None:
+    board = StepBoard(2, 5.0)
+    board.started(1, [0], 0, 10.0)
+    assert board.reached(1, 1, 100.0) is None
+    board.started(1, [1], 0, 12.0)
+    assert board.reached(1, 1, 16.9) is None
+    assert board.reached(1, 1, 17.0) == StepSeen(1, NO_STEP, 17.0)
+    assert board.reached(2, 1, 17.0) is None
+    board.started(2, [0, 1], 7, 20.0)
+    assert board.reached(2, 1, 24.0) is None
+
+
+def test_job_that_reported_once_is_not_taken_for_running_because_it_is_silent() -> None:
+    board = StepBoard(2, 5.0)
+    board.note(1, 0, 3, 1.0)
+    board.started(2, [0, 1], 3, 10.0)
+    assert board.reached(2, 4, 1000.0) is None
+
+
+def test_step_that_was_restored_is_not_told_as_done_again() -> None:
+    board = StepBoard(2, 5.0)
+    board.started(2, [0, 1], 7, 10.0)
+    assert board.note(2, 0, 7, 11.0) is None
+    assert board.note(2, 1, 7, 11.0) is None
+    assert board.reached(2, 7, 11.0) is None
+    assert board.note(2, 0, 8, 12.0) is None
+    assert board.note(2, 1, 8, 12.5) == StepSeen(2, 8, 12.5)
+
+
+def test_one_rank_that_reports_makes_steps_count_for_all() -> None:
+    board = StepBoard(2, 5.0)
+    board.started(1, [0, 1], 0, 10.0)
+    board.note(1, 0, 0, 11.0)
+    assert board.reached(1, 1, 100.0) is None
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 20)), max_size=80))
 def test_board_never_says_more_than_the_slowest_rank(reports: list[tuple[int, int]]) -> None:
-    board = StepBoard(4)
+    board = StepBoard(4, 5.0)
     newest: dict[int, int] = {}
     told: list[int] = []
     for rank, step in reports:

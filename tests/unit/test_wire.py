@@ -122,7 +122,7 @@ def test_a_number_may_have_a_default() -> None:
 
 MESSAGES: list[channel.Message] = [
     channel.Hello(),
-    channel.Welcome("m1", 3, 2, 70.0),
+    channel.Welcome("m1", 3, 2, "gpt", "tp=2;order=tp", 70.0),
     channel.Restore(),
     channel.Restored(None),
     channel.Restored(12),

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
-from everstep.core.model import Outcome, Rung, Symptom
+from everstep.core.model import Alert, Observer, Outcome, Rung, Symptom
 from everstep.spec.job import JobSpec
 from everstep.workflows.incident import ResolveIncident
+from everstep.workflows.job import RunJob
 from everstep.workflows.messages import Approval
 from tests.fakes.control import Control, controlled
 from tests.fakes.fleet import FakeWorld
@@ -32,6 +35,23 @@ def spec_of(standbys: int = 1, **ladder: float) -> JobSpec:
             },
         }
     )
+
+
+def sensed(machine: str, symptom: Symptom, confident: bool) -> Alert:
+    """What a machine's own senses tell of it."""
+    return Alert(
+        Observer.AGENT,
+        symptom,
+        time.time(),
+        "GPU 0000:1a:00: does not answer",
+        machine=machine,
+        subject="GPU 0000:1a:00",
+        confident=confident,
+    )
+
+
+async def tell(control: Control, alert: Alert) -> None:
+    await control.handle.signal(RunJob.report_alerts, [alert])
 
 
 async def assemble(control: Control) -> None:
@@ -110,6 +130,24 @@ async def test_other_failure_within_probation_is_an_incident_of_its_own(
     assert first.outcome is Outcome.RECOVERED
     assert [c.rung for c in second.climbs] == [Rung.REATTEMPT]
     assert second.attempt_before == 2
+    assert world.done("evict") == []
+
+
+async def test_progress_that_nobody_saw_counts_as_recovered(temporal_address: str) -> None:
+    """The wait for a step was cut short, yet ranks got on: what fails next is another failure."""
+    world = FakeWorld(8)
+    async with controlled(temporal_address, spec_of(), world) as control:
+        await assemble(control)
+        world.training = False
+        await control.crash("m2", 5)
+        await control.until_started(2)
+        for machine in world.machines.values():
+            machine.keep(20)
+        await control.crash("m0", 1)
+        await control.until(lambda r: r.attempt_after == 3, incident=2)
+        first, second = control.archive.records[1], await control.record(2)
+    assert (first.outcome, first.restored_step, first.lost_steps) == (Outcome.RECOVERED, 7, 0)
+    assert [c.rung for c in second.climbs] == [Rung.REATTEMPT]
     assert world.done("evict") == []
 
 
@@ -222,3 +260,37 @@ async def test_restarts_without_progress_end_in_a_hold(temporal_address: str) ->
         record = await control.record()
     assert "restarts brought no new step" in record.missing or "nothing left" in record.missing
     assert world.done("evict") == []
+
+
+async def test_a_machine_that_is_certain_of_its_fault_is_evicted_and_a_suspicion_is_noted(
+    temporal_address: str,
+) -> None:
+    world = FakeWorld(8)
+    async with controlled(temporal_address, spec_of(), world) as control:
+        await assemble(control)
+        await tell(control, sensed("m1", Symptom.INFINIBAND_ERROR, confident=False))
+        assert (await control.status()).phase == "training"
+        await tell(control, sensed("m2", Symptom.GPU_UNAVAILABLE, confident=True))
+        await control.until(lambda r: r.first_step_at_s is not None)
+        await world.advance(2, 20)
+        await control.until(lambda r: r.outcome is Outcome.RECOVERED)
+        result = await control.finish()
+        record = control.archive.records[1]
+    assert result.incidents == 1
+    assert world.done("evict") == [("m2", 1)]
+    assert (record.finding.symptom, record.finding.confident) == (Symptom.GPU_UNAVAILABLE, True)
+    assert [climb.rung for climb in record.climbs] == [Rung.EVICT]
+
+
+async def test_a_standby_that_is_certain_of_its_fault_takes_no_slot(temporal_address: str) -> None:
+    world = FakeWorld(8)
+    async with controlled(temporal_address, spec_of(standbys=2), world) as control:
+        await assemble(control)
+        await tell(control, sensed("m4", Symptom.GPU_MEMORY_ERROR, confident=True))
+        await control.lose("m1")
+        await control.until(lambda r: r.first_step_at_s is not None)
+        await world.advance(2, 20)
+        await control.until(lambda r: r.outcome is Outcome.RECOVERED)
+        await control.finish()
+        record = control.archive.records[1]
+    assert record.replacements == ("m5",)

@@ -30,6 +30,7 @@ from everstep.core.model import (
     RankExit,
     RankProgress,
     RanksFinished,
+    RanksStarted,
     RankStart,
     StartOrder,
 )
@@ -120,8 +121,15 @@ class Attempt:
         if order.slot == 0:
             log = self._directory / "store.log"
             around.launcher.start_store(around.rendezvous, log, self._see_store_end)
-        pids = tuple(self._launch_rank(start) for start in order.ranks)
         ranks = [start.rank for start in order.ranks]
+        # Before any rank can speak: what they say is relative to the step that they start from.
+        self._post(
+            around.on_event,
+            RanksStarted(
+                around.config.machine, order.attempt, tuple(ranks), order.restore_step, time.time()
+            ),
+        )
+        pids = tuple(self._launch_rank(start) for start in order.ranks)
         around.journal.write("started", attempt=order.attempt, ranks=ranks, pids=pids)
         return pids
 

@@ -100,6 +100,8 @@ class RankChannel:
         try:
             match message:
                 case channel.Hello():
+                    # From now on its steps count, and no longer just its being alive.
+                    self._on_progress(self.rank, self._restore_step)
                     self._reply(self._welcome())
                 case channel.Restore():
                     self._restore()

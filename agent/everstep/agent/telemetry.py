@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from everstep.agent import link
 from everstep.core.errors import EverstepError
-from everstep.core.model import RankProgress
+from everstep.core.model import RankProgress, RanksStarted
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +39,8 @@ class TelemetryClient:
         self._heartbeat_interval_s = heartbeat_interval_s
         self._newest: dict[int, RankProgress] = {}
         self._unsent: list[int] = []
+        self._started: RanksStarted | None = None
+        self._start_unsent = False
         self._news = asyncio.Event()
         self._leaving = False
 
@@ -47,6 +49,11 @@ class TelemetryClient:
         self._newest[progress.rank] = progress
         if progress.rank not in self._unsent:
             self._unsent.append(progress.rank)
+        self._news.set()
+
+    def put_start(self, started: RanksStarted) -> None:
+        """Take in the start of a new attempt."""
+        self._started, self._start_unsent = started, True
         self._news.set()
 
     async def farewell(self) -> None:
@@ -77,7 +84,19 @@ class TelemetryClient:
         await peer.send({"type": "hello", "machine": self._machine, "pid": self._pid})
         # An analyzer that was started anew knows nothing: tell it everything again.
         self._unsent = sorted(self._newest)
+        self._start_unsent = self._started is not None
         while True:
+            if self._start_unsent and self._started is not None:
+                self._start_unsent = False
+                await peer.send(
+                    {
+                        "type": "started",
+                        "attempt": self._started.attempt,
+                        "ranks": list(self._started.ranks),
+                        "step": self._started.step,
+                        "at_s": self._started.at_s,
+                    }
+                )
             while self._unsent:
                 progress = self._newest[self._unsent.pop(0)]
                 await peer.send(

@@ -49,7 +49,7 @@ class InputError(PermanentError):
         return f"{self.where}: {self.what}. {self.fix}"
 
 
-class StaleAttempt(EverstepError):  # noqa: N818 - a state of the world, not a failure of the callee
+class StaleAttempt(EverstepError):
     """An order of an older attempt came to a machine that already serves a newer one.
 
     Args:

@@ -24,14 +24,19 @@ CONNECTION_WORDS = (
 )
 """What gloo and NCCL print on the ranks that only lost a peer."""
 
+WORDS_LINES = 10
+WORDS_LINE_CHARS = 200
+"""Enough for the end of a traceback; the record of an incident travels through histories."""
+
 
 def classify(
     alerts: Sequence[Alert], exits: Iterable[RankExit], silent_machines: Iterable[str]
 ) -> Finding:
     """Say what the evidence of one failure means.
 
-    Paper: section 4.1 (high-confidence, machine-specific events go straight to eviction). Departs
-    from it in that a machine that does not answer an order is evidence like a lost agent, never
+    Paper: section 4.1 (high-confidence, machine-specific events go straight to eviction). What a
+    machine's own senses are certain of leads whatever its ranks said when they ended. Departs from
+    the paper in that a machine that does not answer an order is evidence like a lost agent, never
     "healthy".
 
     Args:
@@ -44,9 +49,15 @@ def classify(
     """
     lost = {a.machine for a in alerts if a.symptom is Symptom.AGENT_LOST and a.machine is not None}
     gone = sorted(lost | set(silent_machines))
+    certain = sorted((a for a in alerts if a.confident and a.machine), key=lambda a: a.at_s)
+    faulty = {a.machine for a in certain if a.machine is not None}
     if gone:
         how = ", ".join(f"{m} ({'lost' if m in lost else 'no answer'})" for m in gone)
-        return Finding(Symptom.AGENT_LOST, tuple(gone), (), True, f"machine gone: {how}")
+        reason = "; ".join([f"machine gone: {how}", *(_seen_by_senses(a) for a in certain)])
+        return Finding(Symptom.AGENT_LOST, tuple(sorted({*gone, *faulty})), (), True, reason)
+    if certain:
+        reason = "; ".join(_seen_by_senses(a) for a in certain)
+        return Finding(certain[0].symptom, tuple(sorted(faulty)), (), True, reason)
     failed = sorted((e for e in exits if not e.succeeded), key=lambda e: (e.at_s, e.rank))
     if failed:
         return _from_exits(failed)
@@ -55,13 +66,31 @@ def classify(
     return Finding(first.symptom, machines, (), False, first.detail)
 
 
+def calls_for_action(alert: Alert) -> bool:
+    """Whether an alert is reason enough to stop the ranks.
+
+    What a machine's senses only suspect is not: a job runs on with a warm GPU or a full disk, and
+    with the first network alert of a machine (the second within five minutes is certain, see
+    `senses.network`). If it is more than that, ranks end or fall silent, which is an alert too.
+    """
+    return not alert.subject or alert.confident
+
+
+def _seen_by_senses(alert: Alert) -> str:
+    return f"{alert.machine}: {alert.detail}"
+
+
 def _from_exits(failed: Sequence[RankExit]) -> Finding:
     by_signal = [e for e in failed if e.signal is not None]
     on_their_own = [e for e in failed if not blames_connection(e)]
     first = (by_signal or on_their_own or list(failed))[0]
     reason = f"rank {first.rank} on {first.machine} {describe_exit(first)}"
     if len(failed) > 1:
-        reason += f", before {len(failed) - 1} other ranks ended"
+        others = len(failed) - 1
+        reason += f", before {others} other rank{'s' if others > 1 else ''} ended"
+    if first.signal is None and not first.step and not blames_connection(first):
+        # An error of its own before any step: the code is accused, and no machine for running it.
+        return Finding(Symptom.CODE_ERROR, (), (first.rank,), False, reason)
     return Finding(Symptom.PROCESS_CRASH, (first.machine,), (first.rank,), False, reason)
 
 
@@ -80,6 +109,23 @@ def describe_exit(rank_exit: RankExit) -> str:
     else:
         how = "ended, nobody could tell how"
     return how if rank_exit.step is None else f"{how} after step {rank_exit.step}"
+
+
+def last_words(finding: Finding, exits: Iterable[RankExit]) -> list[str]:
+    """What the ranks that a finding points at printed last, a text each.
+
+    None for silent ones, nor for those that SIGKILL ended: they were not asked.
+    """
+    return [
+        "\n".join(
+            [
+                f"rank {e.rank} on {e.machine} printed last:",
+                *(line[:WORDS_LINE_CHARS] for line in e.last_lines[-WORDS_LINES:]),
+            ]
+        )
+        for e in exits
+        if e.rank in finding.ranks and e.last_lines and e.signal != signal.SIGKILL
+    ]
 
 
 def signal_name(number: int) -> str:

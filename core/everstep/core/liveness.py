@@ -65,6 +65,11 @@ class AgentWatch:
             del self._agents[one.machine]
         return lost
 
+    def excuse(self, asleep_s: float) -> None:
+        """Do not hold it against agents that nobody listened for a while."""
+        for agent in self._agents.values():
+            agent.since_s += asleep_s
+
     def next_due_s(self) -> float | None:
         """When `take_lost` may next have something to tell, or None when nobody is watched."""
         if not self._agents:

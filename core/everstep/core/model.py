@@ -7,7 +7,7 @@ optimizer updates, so step 0 is the state before the first one.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 
 FROM_THE_BEGINNING = 0
@@ -62,7 +62,6 @@ class Outcome(StrEnum):
     OPEN = "open"
     HELD = "held"
     RECOVERED = "recovered"
-    FAILED = "failed"
 
 
 class Observer(StrEnum):
@@ -127,7 +126,20 @@ class RankExit:
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """Evidence from one observer at one time; one of many, maybe, for the same fault."""
+    """Evidence from one observer at one time; one of many, maybe, for the same fault.
+
+    Attributes:
+        observer: Who raised it.
+        symptom: What was seen.
+        at_s: When.
+        detail: One sentence with what decided.
+        attempt: The attempt that it concerns; 0 when it concerns a machine.
+        machine: Where it was seen, or None.
+        rank: The rank that it concerns, or None.
+        rank_exit: How that rank ended, if it did.
+        subject: The part of the machine that its senses found faulty, `GPU 0000:1a:00`; else empty.
+        confident: Whether the machine's senses are certain, and it is bad enough to leave it.
+    """
 
     observer: Observer
     symptom: Symptom
@@ -137,11 +149,17 @@ class Alert:
     machine: str | None = None
     rank: int | None = None
     rank_exit: RankExit | None = None
+    subject: str = ""
+    confident: bool = False
 
     @property
     def key(self) -> str:
-        """Two alerts with one key are evidence of the same thing from the same place."""
-        return f"{self.symptom}/{self.attempt}/{self.machine}/{self.rank}"
+        """Two alerts with one key are evidence of the same thing from the same place.
+
+        A machine's senses raise one alert a fault, so that each of theirs stands for itself.
+        """
+        key = f"{self.symptom}/{self.attempt}/{self.machine}/{self.rank}"
+        return f"{key}/{self.subject}/{self.at_s}" if self.subject else key
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,8 +299,19 @@ class RanksFinished:
 
 
 @dataclass(frozen=True, slots=True)
+class RanksStarted:
+    """The ranks of one machine are being started in this attempt, from `step`."""
+
+    machine: str
+    attempt: int
+    ranks: tuple[int, ...]
+    step: int
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class RankProgress:
-    """The newest step that a rank finished, seen by its agent."""
+    """The newest step that a rank finished, or restored, seen by its agent."""
 
     machine: str
     attempt: int
@@ -291,7 +320,7 @@ class RankProgress:
     at_s: float
 
 
-MachineEvent = MachineInfo | RankExit | RanksFinished | RankProgress
+MachineEvent = MachineInfo | RankExit | RanksFinished | RanksStarted | RankProgress
 """What an agent tells the outside, in the order in which it saw it."""
 
 
@@ -385,11 +414,12 @@ class IncidentRecord:
         attempt_before: The attempt that failed.
         attempt_after: The attempt that runs now.
         restored_step: Step that the job restarted from, or None when it did not restart.
-        failed_step: Newest step that any rank had finished before the fault, or None.
+        failed_step: Newest step that any rank had saved before the fault; None if none was.
         lost_steps: Finished steps that are done again.
         first_step_at_s: When the first new step was finished by all ranks, or None.
         closed_at_s: When it was closed, or None.
         missing: What the incident waits for while it is held; empty otherwise.
+        code_version: The code that ran.
     """
 
     incident: int
@@ -410,4 +440,4 @@ class IncidentRecord:
     first_step_at_s: float | None = None
     closed_at_s: float | None = None
     missing: str = ""
-    code_version: str = field(default="")
+    code_version: str = ""

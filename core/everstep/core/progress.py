@@ -1,8 +1,17 @@
-"""How far the ranks are: the slowest rank's step is the job's."""
+"""How far the ranks are: the slowest rank's step is the job's.
+
+A script that does not use the checkpoint library reports no steps. Its ranks then count as running
+once they have lived for a while, so that recovery of such a job can be told from a failed one.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from everstep.core.model import StepSeen
+
+NO_STEP = -1
+"""What stands for the step of a job whose ranks run and report none."""
 
 
 class StepBoard:
@@ -10,14 +19,18 @@ class StepBoard:
 
     Args:
         world_size: Number of ranks in the job.
+        silent_after_s: How long a rank that reports nothing must live to count as running.
     """
 
-    def __init__(self, world_size: int) -> None:
+    def __init__(self, world_size: int, silent_after_s: float) -> None:
         self._world_size = world_size
+        self._silent_after_s = silent_after_s
+        self._started_at_s: dict[int, float] = {}
         self._attempt = 0
         self._steps: dict[int, int] = {}
         self._done = -1
         self._newest: StepSeen | None = None
+        self._ever_reported = False
 
     @property
     def newest(self) -> StepSeen | None:
@@ -40,10 +53,9 @@ class StepBoard:
             The step that all ranks have now finished, when this report made it so; else None.
             Reports of older attempts, and repeated ones, change nothing.
         """
-        if attempt < self._attempt:
+        self._ever_reported = True
+        if not self._turn_to(attempt):
             return None
-        if attempt > self._attempt:
-            self._attempt, self._steps, self._done = attempt, {}, -1
         self._steps[rank] = max(step, self._steps.get(rank, -1))
         if len(self._steps) < self._world_size:
             return None
@@ -54,9 +66,34 @@ class StepBoard:
         self._newest = StepSeen(attempt, slowest, at_s)
         return self._newest
 
-    def reached(self, attempt: int, step: int) -> StepSeen | None:
-        """The newest step seen, when it is of this attempt and at or past `step`."""
+    def started(self, attempt: int, ranks: Iterable[int], step: int, at_s: float) -> None:
+        """Ranks of an attempt are started from `step`, which so counts as done before."""
+        if self._turn_to(attempt):
+            self._done = max(self._done, step)
+            self._started_at_s.update(dict.fromkeys(ranks, at_s))
+
+    def reached(self, attempt: int, step: int, now_s: float) -> StepSeen | None:
+        """The newest step seen, when it is of this attempt and at or past `step`.
+
+        Where no rank has ever reported a step, in no attempt: the number NO_STEP, once all have
+        lived long enough. A script that reported once is not taken for alive because it is silent.
+        """
         seen = self._newest
-        if seen is None or seen.attempt != attempt or seen.step < step:
-            return None
-        return seen
+        if seen is not None and seen.attempt == attempt and seen.step >= step:
+            return seen
+        if attempt == self._attempt and not self._ever_reported and self._all_lived(now_s):
+            return StepSeen(attempt, NO_STEP, now_s)
+        return None
+
+    def _all_lived(self, now_s: float) -> bool:
+        started = self._started_at_s
+        return len(started) == self._world_size and all(
+            now_s - at_s >= self._silent_after_s for at_s in started.values()
+        )
+
+    def _turn_to(self, attempt: int) -> bool:
+        """Begin afresh at a newer attempt; false for an older one."""
+        if attempt > self._attempt:
+            self._attempt, self._steps, self._done = attempt, {}, -1
+            self._started_at_s = {}
+        return attempt == self._attempt

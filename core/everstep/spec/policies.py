@@ -191,6 +191,10 @@ class Detection(SpecPart):
         default=0.3,
         description="Seconds that an agent has to come back when its connection closed.",
     )
+    silent_after_s: PositiveFloat = Field(
+        default=30.0,
+        description="Seconds after which the ranks of a script that reports no steps run.",
+    )
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from everstep.core.errors import InputError
+from everstep.workers.local import server
 from everstep.workers.local.folder import RunFolder
 
 RUNS = Path("runs")
@@ -28,7 +29,7 @@ def find_run(path: Path | None) -> RunFolder:
         InputError: It is not a run's folder, or none was named and there is none.
     """
     if path is not None:
-        if not (path / "run.json").exists():
+        if not RunFolder(path).read_state():
             raise InputError(
                 str(path), "is not a run's folder", "Name one that `everstep run` made."
             )
@@ -43,28 +44,35 @@ def find_run(path: Path | None) -> RunFolder:
     return RunFolder(known[-1].parent)
 
 
-def is_running(folder: RunFolder) -> bool:
-    """Whether the process that carries the run is alive."""
-    state = folder.read_state()
-    return state.get("phase") == "running" and _alive(int(state.get("pid", 0)))
+def require_running(folder: RunFolder) -> None:
+    """Raise for a run that has ended.
 
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return pid > 0
+    Raises:
+        InputError: It has; says how.
+    """
+    if not folder.is_running():
+        phase = folder.read_state().get("phase", "ended")
+        how = "was cut off" if phase == "running" else phase
+        raise InputError(
+            str(folder.path), f"the run is over ({how})", "Start another: everstep run SPEC."
+        )
 
 
 def use_server_of(folder: RunFolder) -> None:
-    """Let Temporal's clients in this process talk to the run's own server.
+    """Let Temporal's clients in this process talk to the run's server.
 
     Raises:
-        InputError: The run has ended, and its server with it.
+        InputError: The run has ended, and its server with it, or it has none yet.
     """
-    if not is_running(folder):
-        raise InputError(str(folder.path), "the run has ended", "Start another: everstep run SPEC.")
-    os.environ["TEMPORAL_ADDRESS"] = str(folder.read_state()["temporal"])
+    require_running(folder)
+    found = folder.read_state().get("temporal")
+    if found is None:
+        raise InputError(
+            str(folder.path), "the run is only just starting", "Try again in a second."
+        )
+    if found["own"]:
+        server.use(found["address"])
+    else:
+        # Keys and certificates stay where the person keeps them.
+        os.environ["TEMPORAL_ADDRESS"] = found["address"]
+        os.environ["TEMPORAL_NAMESPACE"] = found["namespace"]

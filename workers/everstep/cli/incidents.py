@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import getpass
+import itertools
 import json
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from pydantic import TypeAdapter
-from rich.table import Table
+from rich.table import Column, Table
+from rich.text import Text
+from temporalio.service import RPCError
 
 from everstep.activities.archive import load_incidents
 from everstep.cli.console import out
-from everstep.cli.find import RunArgument, find_run, is_running, use_server_of
+from everstep.cli.find import RunArgument, find_run, use_server_of
 from everstep.core import names
-from everstep.core.errors import InputError
-from everstep.core.model import IncidentRecord
-from everstep.spec.load import load_spec
+from everstep.core.errors import InputError, TransientError
+from everstep.core.model import IncidentRecord, Observer, TimelineEntry
 from everstep.workers import runtime
 from everstep.workers.local.folder import RunFolder
 from everstep.workflows import story
@@ -29,6 +33,8 @@ from everstep.workflows.messages import Approval
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 
 _RECORDS = TypeAdapter(list[IncidentRecord])
+
+MAX_ALERTS_IN_A_ROW = 5
 
 RunOption = Annotated[
     Path | None, typer.Option("--run", help="The run's folder; the newest one when left out.")
@@ -63,7 +69,7 @@ def show_command(
         out.print_json(json.dumps(TypeAdapter(IncidentRecord).dump_python(record, mode="json")))
         return
     out.print(timeline_table(record))
-    out.print(summary_line(record))
+    out.print(Text(summary_line(record)))
 
 
 @app.command("approve")
@@ -76,7 +82,7 @@ def approve_command(
     folder = find_run(run)
     _one(folder, incident)
     use_server_of(folder)
-    job = load_spec(folder.spec).name
+    job = folder.job()
 
     async def approve() -> None:
         client = await runtime.connect(5.0)
@@ -92,8 +98,11 @@ def approve_command(
 def current_records(folder: RunFolder) -> list[IncidentRecord]:
     """Incidents by number: from the files of the run, the open one from its workflow."""
     saved = {record.incident: record for record in load_incidents(folder.incidents)}
-    if is_running(folder):
-        live = asyncio.run(_open_record(folder))
+    if folder.is_running() and "temporal" in folder.read_state():
+        live = None
+        # The run may end, or its server be away, just now; what is saved is still true.
+        with contextlib.suppress(TransientError, RPCError):
+            live = asyncio.run(_open_record(folder))
         if live is not None:
             saved[live.incident] = live
     return [saved[number] for number in sorted(saved)]
@@ -101,7 +110,7 @@ def current_records(folder: RunFolder) -> list[IncidentRecord]:
 
 async def _open_record(folder: RunFolder) -> IncidentRecord | None:
     use_server_of(folder)
-    job = load_spec(folder.spec).name
+    job = folder.job()
     client = await runtime.connect(5.0)
     status = await client.get_workflow_handle_for(RunJob.run, names.job_workflow_id(job)).query(
         RunJob.status
@@ -124,7 +133,11 @@ def _one(folder: RunFolder, incident: int) -> IncidentRecord:
 
 def incident_table(records: list[IncidentRecord]) -> Table:
     """One line an incident."""
-    table = Table("#", "symptom", "machines", "rungs", "outcome", "to first new step", "steps lost")
+    table = Table("#", Column("symptom", no_wrap=True))
+    for title in ("machines", "rungs"):
+        table.add_column(title, overflow="fold")
+    for title in ("outcome", "to first new step", "steps lost"):
+        table.add_column(title, min_width=9)
     for record in records:
         took = "-"
         if record.first_step_at_s is not None:
@@ -144,10 +157,29 @@ def incident_table(records: list[IncidentRecord]) -> Table:
 def timeline_table(record: IncidentRecord) -> Table:
     """The story of an incident with seconds since the fault showed itself."""
     table = Table("time (UTC)", "seconds", "what", title=f"Incident {record.incident}")
-    for entry in sorted(record.timeline, key=lambda entry: entry.at_s):
+    for entry in _condensed(sorted(record.timeline, key=lambda entry: entry.at_s)):
         since_s = entry.at_s - record.fault_at_s
-        table.add_row(story.clock(entry.at_s), f"{since_s:+.2f}", entry.text)
+        # Not markup: a log's last lines may hold brackets.
+        table.add_row(story.clock(entry.at_s), f"{since_s:+.2f}", Text(entry.text))
     return table
+
+
+def _condensed(timeline: Sequence[TimelineEntry]) -> Iterator[TimelineEntry]:
+    """The timeline with long rows of one observer's alerts cut short."""
+    for observer, group in itertools.groupby(timeline, key=_observer):
+        entries = list(group)
+        if observer is None or len(entries) <= MAX_ALERTS_IN_A_ROW:
+            yield from entries
+            continue
+        yield from entries[: MAX_ALERTS_IN_A_ROW - 1]
+        more = len(entries) - MAX_ALERTS_IN_A_ROW + 1
+        yield TimelineEntry(entries[-1].at_s, f"{observer}: {more} more like these (all: --json)")
+
+
+def _observer(entry: TimelineEntry) -> str | None:
+    """Who raised the alert that an entry tells of; None for all other entries."""
+    name = entry.text.partition(":")[0]
+    return name if name in list(Observer) else None
 
 
 def summary_line(record: IncidentRecord) -> str:

@@ -8,8 +8,8 @@ import uuid
 import typer
 
 from everstep.cli.console import out
-from everstep.cli.find import RunArgument, find_run, is_running
-from everstep.core.errors import InputError, TransientError
+from everstep.cli.find import RunArgument, find_run, require_running
+from everstep.core.errors import TransientError
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 
@@ -25,8 +25,7 @@ def _group() -> None:
 def add_command(run: RunArgument = None) -> None:
     """Add one machine to a running local cluster; it becomes a standby, or fills a waiting slot."""
     folder = find_run(run)
-    if not is_running(folder):
-        raise InputError(str(folder.path), "the run has ended", "Start another: everstep run SPEC.")
+    require_running(folder)
     request = folder.requests / uuid.uuid4().hex
     request.touch()
     deadline_s = time.monotonic() + PATIENCE_S

@@ -1,43 +1,31 @@
-"""The `everstep` command: its subcommands, and how errors become messages and exit codes.
+"""The `everstep` command.
 
 Exit codes: 0 done, 1 the job failed or was not found, 2 wrong input, 130 stopped by a person.
 """
 
 from __future__ import annotations
 
-import sys
+import os
+import signal
+from types import FrameType
 
-import typer
-
-from everstep.cli import incidents, machine, plan, run, status
-from everstep.cli.console import complain
-from everstep.core.errors import EverstepError, InputError
-
-app = typer.Typer(
-    name="everstep",
-    help="Keeps a long training job productive: detects, isolates, restarts in place.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    add_completion=False,
-)
-app.command("run")(run.run_command)
-app.command("plan")(plan.plan_command)
-app.command("status")(status.status_command)
-app.command("incidents")(incidents.list_command)
-app.add_typer(incidents.app, name="incident", help="Look at one incident, or let it go on.")
-app.add_typer(machine.app, name="machine", help="Machines of a local run.")
+STOPPED = 130
+"""Exit code of a command that a person stopped: what shells give for SIGINT."""
 
 
 def main() -> None:
-    """Entry point: no traceback for anything that a person can mend."""
-    try:
-        app()
-    except InputError as error:
-        complain(str(error))
-        sys.exit(2)
-    except EverstepError as error:
-        complain(str(error))
-        sys.exit(1)
+    """Entry point."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _leave)
+    # Loading all that the commands need takes most of a second, in which Ctrl-C must work, too.
+    from everstep.cli import commands  # noqa: PLC0415
+
+    commands.call()
+
+
+def _leave(_number: int, _frame: FrameType | None) -> None:
+    os.write(2, b"everstep: stopped\n")
+    os._exit(STOPPED)
 
 
 if __name__ == "__main__":

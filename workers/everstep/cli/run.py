@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, NoReturn
 
 import typer
+from temporalio.service import RPCError
 
 from everstep.activities.archive import load_incidents
 from everstep.cli.console import complain, err, out
 from everstep.cli.find import RUNS
 from everstep.cli.incidents import incident_table, timeline_table
+from everstep.cli.main import STOPPED
 from everstep.cli.steps import load_steps
 from everstep.core import ettr
 from everstep.core.errors import EverstepError, InputError
-from everstep.core.model import IncidentRecord
+from everstep.core.model import IncidentRecord, TimelineEntry
+from everstep.spec.job import JobSpec
 from everstep.spec.load import load_spec
-from everstep.workers.local import faults, ports
+from everstep.workers.local import faults, ports, preflight, server
 from everstep.workers.local.cluster import HOST, LocalRun, RunOptions, machine_names
 from everstep.workers.local.folder import RunFolder, claim
 from everstep.workers.telemetry import Snapshot
@@ -42,8 +46,12 @@ def run_command(
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Replace a finished run in the same folder.")
     ] = False,
-    temporal_port: Annotated[int | None, typer.Option(help="Port of the Temporal server.")] = None,
-    ui_port: Annotated[int | None, typer.Option(help="Port of Temporal's web UI.")] = None,
+    temporal_port: Annotated[
+        int | None, typer.Option(help="Port of the Temporal server.", min=1, max=65535)
+    ] = None,
+    ui_port: Annotated[
+        int | None, typer.Option(help="Port of Temporal's web UI.", min=1, max=65535)
+    ] = None,
 ) -> None:
     """Run a job on this machine, each machine of it a process, and recover it from faults."""
     spec = load_spec(spec_file)
@@ -53,40 +61,89 @@ def run_command(
     for wanted, option in ((temporal_port, "--temporal-port"), (ui_port, "--ui-port")):
         if wanted is not None:
             ports.wanted_port(HOST, wanted, option)
-    folder, _ = claim(run_dir or RUNS / spec.name, fresh)
-    options = RunOptions(folder, planned, temporal_port, ui_port)
+    if temporal_port is not None and temporal_port == ui_port:
+        raise InputError("--ui-port", f"port {ui_port} is --temporal-port, too", "Give another.")
+    path = run_dir or RUNS / spec.name
+    # Before an earlier run is replaced.
+    preflight.check_host(world_size, len(names), path)
+    if server.named_by_environment() is None:
+        server.find_binary()
+    asyncio.run(_carry(spec, path, fresh, planned, (temporal_port, ui_port)))
+
+
+async def _carry(
+    spec: JobSpec,
+    path: Path,
+    fresh: bool,
+    planned: tuple[faults.Fault, ...],
+    wanted_ports: tuple[int | None, int | None],
+) -> NoReturn:
+    """Claim the folder, run to the end or until a person's signal, and end the process.
+
+    Raises:
+        InputError: The folder cannot be had.
+    """
+    interrupted = Interrupted()
+    folder, _ = claim(path, fresh)
     voice = Voice()
-    voice.say(f"run of {spec.name}: {world_size} ranks on {spec.machines} machines; {folder.path}")
-    code = asyncio.run(_until_done(LocalRun(spec, options, voice), folder))
-    if code == 0:
-        print_summary(folder)
-    elif code == 1:
-        err.print(f"Logs: {folder.logs} and {folder.machines}")
+    voice.say(
+        f"run of {spec.name}: {spec.layout().world_size} ranks on {spec.machines} machines; {path}"
+    )
+    local = LocalRun(spec, RunOptions(folder, planned, *wanted_ports), voice)
+    code = await _until_done(local, folder, interrupted)
     sys.stdout.flush()
     sys.stderr.flush()
-    # Not the interpreter's own exit: it can abort inside the SDK's threads after all is done.
+    # Not the interpreter's own exit: it can abort inside the SDK's threads after all is done, and
+    # would wait for threads that copy code.
     os._exit(code)
 
 
-async def _until_done(local: LocalRun, folder: RunFolder) -> int:
-    """Run to the end, or until a person's signal; everything is stopped in either case."""
+class Interrupted:
+    """A person's signals: the first one stops the run, further ones change nothing.
+
+    Needs a running loop; from then on a signal is dealt with at the loop's next turn only.
+    """
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._seen = False
+        self._task: asyncio.Task[JobResult] | None = None
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._loop.add_signal_handler(number, self._signalled)
+
+    def __bool__(self) -> bool:
+        return self._seen
+
+    def stops(self, task: asyncio.Task[JobResult]) -> None:
+        """Name the task that the first signal cancels."""
+        self._task = task
+
+    def _signalled(self) -> None:
+        if not self._seen and self._task is not None:
+            self._task.cancel()
+        self._seen = True
+
+
+async def _until_done(local: LocalRun, folder: RunFolder, interrupted: Interrupted) -> int:
+    """The exit code, when everything is stopped."""
     task = asyncio.create_task(local.run())
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, task.cancel)
+    interrupted.stops(task)
     try:
         result = await task
     except asyncio.CancelledError:
         folder.write_state(phase="was stopped", ended_at_s=time.time())
         complain("stopped; no process is left")
-        return 130
+        return STOPPED
     except InputError as error:
-        folder.write_state(phase="failed", ended_at_s=time.time())
+        # As if it had not been tried.
+        folder.discard()
         complain(str(error))
         return 2
-    except EverstepError as error:
-        folder.write_state(phase="failed", ended_at_s=time.time())
+    except (EverstepError, OSError, RPCError) as error:
+        with contextlib.suppress(OSError):
+            folder.write_state(phase="failed", ended_at_s=time.time())
         complain(str(error))
+        err.print(f"Logs: {folder.logs} and {folder.machines}")
         return 1
     folder.write_state(
         phase="finished",
@@ -94,24 +151,47 @@ async def _until_done(local: LocalRun, folder: RunFolder) -> int:
         job_started_at_s=result.started_at_s,
         summary=summarize(folder, result),
     )
-    return 0
+    print_summary(folder)
+    return STOPPED if interrupted else 0
 
 
-def summarize(folder: RunFolder, result: JobResult) -> dict[str, float | int]:
-    """The figures of a finished run, as kept in run.json."""
+def summarize(folder: RunFolder, result: JobResult) -> dict[str, float | int | None]:
+    """The figures of a finished run, as kept in run.json; None for what steps would tell."""
     steps = load_steps(folder.steps)
     meter = ettr.measure(steps, result.started_at_s, result.finished_at_s)
     records = load_incidents(folder.incidents)
     return {
         "attempts": result.attempts,
         "incidents": result.incidents,
-        "steps": max((seen.step for seen in steps), default=0),
-        "steps_lost": sum(record.lost_steps for record in records),
+        "steps": max((seen.step for seen in steps), default=None),
+        "steps_lost": sum(record.lost_steps for record in records) if steps else None,
         "wall_s": round(meter.wall_s, 3),
         "productive_s": round(meter.productive_s, 3),
         "redone_s": round(meter.redone_s, 3),
-        "ettr": round(meter.ratio, 4),
+        "ettr": round(meter.ratio, 4) if steps else None,
     }
+
+
+def summary_line(figures: dict[str, Any]) -> str:
+    """A finished run in one line."""
+    counts = (
+        f"{counted(figures['attempts'], 'attempt')}, {counted(figures['incidents'], 'incident')}"
+    )
+    if figures["steps"] is None:
+        return (
+            f"finished after {figures['wall_s']:.1f} s: {counts}; "
+            "the script reports no steps, so steps lost and ETTR are unknown"
+        )
+    return (
+        f"finished: {figures['steps']} steps in {figures['wall_s']:.1f} s, {counts}, "
+        f"{figures['steps_lost']} steps lost, ETTR {figures['ettr']:.1%} "
+        f"({figures['productive_s']:.1f} s of training; the rest is start-up and recovery)"
+    )
+
+
+def counted(number: int, noun: str) -> str:
+    """A number with its noun in singular or plural."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def print_summary(folder: RunFolder) -> None:
@@ -121,13 +201,7 @@ def print_summary(folder: RunFolder) -> None:
         out.print(timeline_table(record))
     if records:
         out.print(incident_table(records))
-    figures = folder.read_state()["summary"]
-    out.print(
-        f"finished: {figures['steps']} steps in {figures['wall_s']:.1f} s, "
-        f"{figures['attempts']} attempts, {figures['incidents']} incidents, "
-        f"{figures['steps_lost']} steps lost, ETTR {figures['ettr']:.1%} "
-        f"({figures['productive_s']:.1f} s of training)"
-    )
+    out.print(summary_line(folder.read_state()["summary"]))
     out.print(
         f"everything is kept in {folder.path}: logs, machines, incidents, output, temporal.db"
     )
@@ -140,7 +214,7 @@ class Voice:
         self._start_s = time.monotonic()
         self._told_step_s = 0.0
         self._attempt = 0
-        self._told: dict[int, int] = {}
+        self._told: dict[int, list[TimelineEntry]] = {}
 
     def say(self, text: str) -> None:
         """One line."""
@@ -158,8 +232,9 @@ class Voice:
 
     def incident(self, record: IncidentRecord) -> None:
         """The lines of the story that were not told yet."""
-        told = self._told.get(record.incident, 0)
-        for entry in record.timeline[told:]:
-            since_s = entry.at_s - record.fault_at_s
-            self.say(f"  incident {record.incident} {since_s:+.2f} s: {entry.text}")
-        self._told[record.incident] = len(record.timeline)
+        told = self._told.setdefault(record.incident, [])
+        for entry in record.timeline:
+            if entry not in told:
+                told.append(entry)
+                since_s = entry.at_s - record.fault_at_s
+                self.say(f"  incident {record.incident} {since_s:+.2f} s: {entry.text}")

@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import json
+from datetime import timedelta
 from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 from rich.table import Table
+from temporalio.service import RPCError, RPCStatusCode
 
 from everstep.cli.console import out
-from everstep.cli.find import RunArgument, find_run, is_running, use_server_of
+from everstep.cli.find import RunArgument, find_run, use_server_of
 from everstep.cli.steps import load_steps
 from everstep.core import names
-from everstep.spec.load import load_spec
+from everstep.core.errors import TransientError
+from everstep.core.model import Outcome
 from everstep.workers import runtime
 from everstep.workers.local.folder import RunFolder
+from everstep.workflows.incident import ResolveIncident
 from everstep.workflows.job import RunJob
+
+ANSWER_PATIENCE_S = 5.0
+
+_BEFORE_TRAINING = ("starting", "gathering machines")
 
 
 def status_command(
@@ -29,7 +38,17 @@ def status_command(
     if as_json:
         out.print_json(json.dumps(found))
         return
-    out.print(f"[bold]{found['job']}[/] in {folder.path}: {found['phase']}")
+    print_status(folder, found)
+
+
+def print_status(folder: RunFolder, found: dict[str, Any]) -> None:
+    """What `describe` found, for a person."""
+    where = escape(str(folder.path))
+    out.print(f"[bold]{found['job']}[/] in {where}: {found['phase']}")
+    if found["missing"]:
+        out.print(f"waits for: {escape(found['missing'])}")
+    if number := found["active_incident"]:
+        out.print(f"what led to it: everstep incident show {number} --run {where}")
     step = "none yet" if found["step"] is None else str(found["step"])
     out.print(f"step finished by all ranks: {step}; attempt {found['attempt']}")
     if found["ui"]:
@@ -37,39 +56,79 @@ def status_command(
     if found["slots"]:
         table = Table("slot", "machine")
         for slot, machine in enumerate(found["slots"]):
-            table.add_row(str(slot), machine)
+            table.add_row(str(slot), machine or "vacant")
         out.print(table)
+    if found["phase"] in _BEFORE_TRAINING:
+        out.print(f"machines that are ready: {', '.join(found['standbys']) or 'none yet'}")
+    elif found["slots"]:
         out.print(f"standbys: {', '.join(found['standbys']) or 'none'}")
         out.print(f"evicted: {', '.join(found['evicted']) or 'none'}")
-    out.print(f"incidents: {found['incidents']} (everstep incidents {folder.path})")
+    out.print(f"incidents: {found['incidents']} (everstep incidents {where})")
 
 
 async def describe(folder: RunFolder) -> dict[str, Any]:
     """Everything that `everstep status --json` prints."""
     state = folder.read_state()
     steps = load_steps(folder.steps)
+    running = folder.is_running()
     phase = str(state.get("phase", "unknown"))
     found: dict[str, Any] = {
-        "job": load_spec(folder.spec).name if folder.spec.exists() else folder.path.name,
-        "phase": phase if phase != "running" or is_running(folder) else "cut off",
+        "job": folder.job(),
+        "phase": phase if phase != "running" else "starting" if running else "cut off",
+        "missing": "",
         "step": steps[-1].step if steps else None,
         "attempt": steps[-1].attempt if steps else 0,
-        "ui": state.get("ui", "") if is_running(folder) else "",
-        "slots": [],
-        "standbys": [],
-        "evicted": [],
+        "ui": state.get("ui", "") if running else "",
+        "slots": state.get("slots", []),
+        "standbys": state.get("standbys", []),
+        "evicted": state.get("evicted", []),
         "incidents": len(list(folder.incidents.glob("*.json"))),
+        "active_incident": None,
     }
-    if is_running(folder) and state.get("temporal") is not None:
-        use_server_of(folder)
-        client = await runtime.connect(5.0)
-        handle = client.get_workflow_handle_for(RunJob.run, names.job_workflow_id(found["job"]))
-        status = await handle.query(RunJob.status)
-        found["phase"] = status.phase
-        found["incidents"] = status.incidents
-        found["standbys"] = [info.machine for info in status.pool]
-        found["evicted"] = list(status.evicted)
-        if status.assignment is not None:
-            found["slots"] = status.assignment.machine_names()
-            found["attempt"] = status.assignment.attempt
+    if running and "temporal" in state:
+        try:
+            found.update(await _ask(folder))
+        except TransientError as error:
+            # It starts, stops, or starts its server again.
+            found["missing"] = str(error)
+    return found
+
+
+async def _ask(folder: RunFolder) -> dict[str, Any]:
+    """What only the job itself knows; empty while nobody has taken it up yet.
+
+    Raises:
+        TransientError: The server does not answer.
+    """
+    use_server_of(folder)
+    client = await runtime.connect(ANSWER_PATIENCE_S)
+    job, patience = folder.job(), timedelta(seconds=ANSWER_PATIENCE_S)
+    handle = client.get_workflow_handle_for(RunJob.run, names.job_workflow_id(job))
+    try:
+        status = await handle.query(RunJob.status, rpc_timeout=patience)
+    except RPCError as error:
+        if error.status is RPCStatusCode.NOT_FOUND or "poller" in str(error):
+            return {}
+        raise
+    slots = [] if status.assignment is None else status.assignment.machine_names()
+    found: dict[str, Any] = {
+        "phase": status.phase,
+        "slots": slots,
+        "standbys": [info.machine for info in status.pool],
+        "evicted": list(status.evicted),
+        "incidents": status.incidents,
+        "active_incident": status.active_incident,
+    }
+    if status.assignment is not None:
+        found["attempt"] = status.assignment.attempt
+    if status.active_incident is not None:
+        incident_id = names.incident_workflow_id(job, status.active_incident)
+        incident = client.get_workflow_handle_for(ResolveIncident.run, incident_id)
+        record = await incident.query(ResolveIncident.record, rpc_timeout=patience)
+        gone = [machine for machine in record.evicted if machine not in found["evicted"]]
+        found["evicted"] += gone
+        found["slots"] = [machine if machine not in gone else None for machine in slots]
+        if record.outcome is Outcome.HELD:
+            found["phase"] = f"incident {status.active_incident} held"
+            found["missing"] = record.missing
     return found

@@ -11,11 +11,14 @@ import argparse
 import asyncio
 import logging
 import os
-
-from everstep.agent.machine import Machine
+from collections.abc import Mapping
 
 from everstep.agent import link
 from everstep.agent.config import MachineConfig
+from everstep.agent.machine import Machine
+from everstep.agent.probes.host import own_cgroup
+from everstep.agent.probes.links import Relevance
+from everstep.agent.probes.monitor import Monitor, MonitorConfig
 from everstep.agent.telemetry import TelemetryClient
 from everstep.core import evidence
 from everstep.core.model import (
@@ -24,6 +27,7 @@ from everstep.core.model import (
     Observer,
     RankExit,
     RankProgress,
+    RanksStarted,
     Symptom,
 )
 from everstep.spec.job import JobSpec
@@ -71,6 +75,25 @@ def machine_config(name: str, given: settings.WorkerSettings, spec: JobSpec) -> 
     )
 
 
+def monitor_config(
+    name: str, given: settings.WorkerSettings, spec: JobSpec, environ: Mapping[str, str]
+) -> MonitorConfig:
+    """What the machine's senses look at."""
+    of_ranks = {**environ, **spec.environment}
+    folder = RunFolder(given.run_directory)
+    return MonitorConfig(
+        machine=name,
+        paths=(str(folder.path), str(given.code_directory), "/dev/shm"),  # noqa: S108 - where checkpoints lie
+        relevance=Relevance(
+            nccl_socket_ifname=of_ranks.get("NCCL_SOCKET_IFNAME", ""),
+            nccl_ib_hca=of_ranks.get("NCCL_IB_HCA", ""),
+            addresses=(given.host,),
+        ),
+        own_cgroup=own_cgroup(),
+        accept_programs=given.kernel_log_of_programs,
+    )
+
+
 async def main(name: str) -> int:
     """Serve until told to stop."""
     stop = stopping.stop_requested()
@@ -91,6 +114,8 @@ async def main(name: str) -> int:
     def on_event(event: MachineEvent) -> None:
         if isinstance(event, RankProgress):
             telemetry.put(event)
+        elif isinstance(event, RanksStarted):
+            telemetry.put_start(event)
         elif isinstance(event, RankExit):
             reporter.put(alert_of(event))
         else:
@@ -99,13 +124,20 @@ async def main(name: str) -> int:
     machine = Machine(machine_config(name, given, spec), on_event)
     telemetry_task = asyncio.create_task(telemetry.run())
     reporter_task = asyncio.create_task(reporter.run())
+    senses_task: asyncio.Task[None] | None = None
     try:
         await machine.open()
+        if given.watches_machine():
+            monitor = Monitor(monitor_config(name, given, spec, os.environ), reporter.put)
+            senses_task = asyncio.create_task(monitor.run())
         async with registry.agent(client, spec.name, name, machine):
             await stop.wait()
             await telemetry.farewell()
             await machine.close()
     finally:
+        if senses_task is not None:
+            senses_task.cancel()
+            await asyncio.wait([senses_task], timeout=FAREWELL_PATIENCE_S)
         await machine.close()
         await asyncio.wait([telemetry_task], timeout=FAREWELL_PATIENCE_S)
         reporter_task.cancel()

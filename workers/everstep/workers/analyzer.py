@@ -32,6 +32,11 @@ logger = logging.getLogger(__name__)
 LONGEST_NAP_S = 0.1
 """How late a lost agent may be told beyond its grace."""
 
+SHORTEST_NAP_S = 0.005
+
+ASLEEP_AFTER_S = 0.25
+"""Lateness from which on this process counts as not having listened."""
+
 
 class StepLog:
     """Appends the moment of every step to a file, for reports at any later time."""
@@ -46,9 +51,17 @@ class StepLog:
 
 
 async def raise_lost(watch: AgentWatch, reporter: Reporter) -> None:
-    """Raise an alert for every agent that is lost, for ever."""
+    """Raise an alert for every agent that is lost, for ever.
+
+    Where this process itself did not run for a while, heartbeats may lie unread: that is no
+    silence.
+    """
+    awake_s = time.time()
     while True:
         now_s = time.time()
+        if now_s - awake_s > ASLEEP_AFTER_S:
+            logger.warning("did not run for %.1f s; nobody is held to that time", now_s - awake_s)
+            watch.excuse(now_s - awake_s)
         for lost in watch.take_lost(now_s):
             logger.warning("agent of %s is lost: %s", lost.machine, lost.reason)
             detail = f"agent of {lost.machine} lost: {lost.reason}"
@@ -57,7 +70,9 @@ async def raise_lost(watch: AgentWatch, reporter: Reporter) -> None:
             )
         due_s = watch.next_due_s()
         nap_s = LONGEST_NAP_S if due_s is None else due_s - time.time()
-        await asyncio.sleep(min(LONGEST_NAP_S, max(0.005, nap_s)))
+        nap_s = min(LONGEST_NAP_S, max(SHORTEST_NAP_S, nap_s))
+        awake_s = time.time() + nap_s
+        await asyncio.sleep(nap_s)
 
 
 async def expect_known(client: Client, job: str, watch: AgentWatch) -> None:
@@ -83,7 +98,9 @@ async def main() -> int:
     spec = load_spec(given.spec_file)
     steps = StepLog(RunFolder(given.run_directory).steps)
     watch = AgentWatch(spec.detection.agent_lost_after_s, spec.detection.reconnect_grace_s)
-    server = TelemetryServer(StepBoard(spec.layout().world_size), watch, steps.write)
+    server = TelemetryServer(
+        StepBoard(spec.layout().world_size, spec.detection.silent_after_s), watch, steps.write
+    )
     client = await runtime.connect()
     reporter = Reporter(client, spec.name)
     listening = await server.serve(

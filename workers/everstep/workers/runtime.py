@@ -16,7 +16,7 @@ from temporalio.envconfig import ClientConfig
 from temporalio.service import RPCError
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxRestrictions
 
-from everstep.core.errors import EverstepError
+from everstep.core.errors import EverstepError, InputError, TransientError
 from everstep.workflows.incident import ResolveIncident
 from everstep.workflows.job import RunJob
 
@@ -30,6 +30,9 @@ STICKY_TIMEOUT = timedelta(seconds=1)
 """How long a dead worker's workflows wait before another takes them (the default is 10 s)."""
 
 RECONNECT_EVERY_S = 0.3
+
+SAID_CHARS = 160
+"""How much of the native client's long errors a message quotes."""
 
 
 def workflow_runner() -> SandboxedWorkflowRunner:
@@ -47,18 +50,31 @@ async def connect(patience_s: float = float("inf")) -> Client:
         patience_s: How long to go on trying while nobody answers.
 
     Raises:
-        RuntimeError: Nobody answered in time.
+        InputError: The configuration cannot be read.
+        TransientError: Nobody answered in time.
     """
-    config = ClientConfig.load_client_connect_config()
+    try:
+        config = ClientConfig.load_client_connect_config()
+    except (RuntimeError, ValueError) as error:
+        raise InputError(
+            "Temporal's environment configuration",
+            str(error),
+            "Correct the TEMPORAL_* variables or the file that they name.",
+        ) from error
     deadline_s = asyncio.get_running_loop().time() + patience_s
+    said = "no answer"
     while True:
         try:
-            return await Client.connect(**config, data_converter=pydantic_data_converter)
+            # An address that swallows packets gives no answer for ever.
+            async with asyncio.timeout_at(deadline_s):
+                return await Client.connect(**config, data_converter=pydantic_data_converter)
+        except TimeoutError as error:
+            where = config.get("target_host", "the default address")
+            raise TransientError(f"no Temporal server answers at {where} ({said})") from error
         except (RuntimeError, RPCError) as error:
-            if asyncio.get_running_loop().time() >= deadline_s:
-                raise
+            said = str(error).removeprefix("Failed client connect: ")[:SAID_CHARS]
             logging.getLogger(__name__).info("no Temporal server yet: %s", error)
-            await asyncio.sleep(RECONNECT_EVERY_S)
+        await asyncio.sleep(RECONNECT_EVERY_S)
 
 
 def run_process(main: Coroutine[Any, Any, int]) -> NoReturn:

@@ -6,6 +6,7 @@ Where the Temporal server is, is told by Temporal's standard environment configu
 
 from __future__ import annotations
 
+import ipaddress
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -32,6 +33,16 @@ class WorkerSettings(BaseModel):
     host: str = Field(default="127.0.0.1", description="Address that this process's ports bind.")
     telemetry_host: str = Field(default="127.0.0.1", description="Where the analyzer listens.")
     telemetry_port: int = Field(description="Port of the analyzer.", gt=0, lt=65536)
+    senses: bool | None = Field(
+        default=None,
+        description=(
+            "Whether an agent watches its host, network and GPUs; not given: unless `host` is"
+            " a loopback address, where several machines share what there is to see."
+        ),
+    )
+    kernel_log_of_programs: bool = Field(
+        default=False, description="Whether lines that programs write to the kernel log count."
+    )
 
     def secret(self) -> bytes:
         """The job's secret.
@@ -49,7 +60,17 @@ class WorkerSettings(BaseModel):
 
     def environment(self) -> dict[str, str]:
         """These settings as environment variables, for a child process."""
-        return {f"{PREFIX}{name.upper()}": str(value) for name, value in self.model_dump().items()}
+        given = self.model_dump(exclude_none=True, exclude_unset=True)
+        return {f"{PREFIX}{name.upper()}": str(value) for name, value in given.items()}
+
+    def watches_machine(self) -> bool:
+        """Whether the agent that is told this watches its host, network and GPUs."""
+        if self.senses is not None:
+            return self.senses
+        try:
+            return not ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host != "localhost"
 
 
 def from_environment(environ: Mapping[str, str] = os.environ) -> WorkerSettings:

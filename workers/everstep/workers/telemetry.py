@@ -1,9 +1,9 @@
 """The analyzer's port: agents report heartbeats and steps, watchers get told of every change.
 
 Each connection begins with the mutual proof of the job's secret (`everstep.agent.link`). A message
-is one JSON object. From agents: `hello {machine, pid}`, `beat`, `progress {attempt, rank, step,
-at_s}`, `bye`. From watchers: `watch`; they get `snapshot {attempt, steps, slowest, machines}` after
-every change.
+is one JSON object. From agents: `hello {machine, pid}`, `beat`, `bye`,
+`started {attempt, ranks, step, at_s}` and `progress {attempt, rank, step, at_s}`. From watchers:
+`watch`; they get `snapshot {attempt, steps, slowest, machines}` after every change.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from everstep.core.model import RankProgress, StepSeen
 from everstep.core.progress import StepBoard
 
 logger = logging.getLogger(__name__)
+
+AGE_CHECK_EVERY_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +90,10 @@ class TelemetryServer:
     async def wait_for_step(self, attempt: int, step: int) -> StepSeen:
         """Return once every rank of the attempt has finished the step."""
         async with self._changed:
-            while (seen := self.board.reached(attempt, step)) is None:
-                await self._changed.wait()
+            while (seen := self.board.reached(attempt, step, time.time())) is None:
+                # Ranks that report nothing change nothing but their age.
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._changed.wait(), AGE_CHECK_EVERY_S)
         return seen
 
     async def _talk(self, peer: link.AsyncLink) -> None:
@@ -117,6 +121,8 @@ class TelemetryServer:
                 self.watch.heard(machine, time.time())
                 if message.get("type") == "progress":
                     await self._note(message)
+                elif message.get("type") == "started":
+                    await self._note_start(message)
             self.watch.farewell(machine)
         finally:
             self.watch.closed(machine, time.time())
@@ -127,6 +133,17 @@ class TelemetryServer:
         seen = self.board.note(progress.attempt, progress.rank, progress.step, progress.at_s)
         if seen is not None:
             self._on_step(seen)
+        await self._change()
+
+    async def _note_start(self, message: dict[str, object]) -> None:
+        ranks = cast("list[int]", message["ranks"])
+        at_s = cast("float", message["at_s"])
+        self.board.started(
+            _whole(message, "attempt"),
+            [int(rank) for rank in ranks],
+            _whole(message, "step"),
+            float(at_s),
+        )
         await self._change()
 
     async def _change(self) -> None:
@@ -180,20 +197,20 @@ async def watch(host: str, port: int, secret: bytes, job: str) -> AsyncGenerator
 
 def _progress(message: dict[str, object]) -> RankProgress:
     """Read one report; anything else than numbers in the right places is refused."""
-
-    def whole(name: str) -> int:
-        value = message[name]
-        if not isinstance(value, int):
-            raise TypeError(f"{name} is {value!r}")
-        return value
-
     at_s = message["at_s"]
     if not isinstance(at_s, int | float):
         raise TypeError(f"at_s is {at_s!r}")
     return RankProgress(
         str(message.get("machine", "")),
-        whole("attempt"),
-        whole("rank"),
-        whole("step"),
+        _whole(message, "attempt"),
+        _whole(message, "rank"),
+        _whole(message, "step"),
         float(at_s),
     )
+
+
+def _whole(message: dict[str, object], name: str) -> int:
+    value = message[name]
+    if not isinstance(value, int):
+        raise TypeError(f"{name} is {value!r}")
+    return value

@@ -33,7 +33,8 @@ class Chronicle:
     def tell(self, text: str, at_s: float | None = None) -> None:
         """Add a line to the story, at an observer's time or now."""
         entry = TimelineEntry(workflow.now().timestamp() if at_s is None else at_s, text)
-        self.change(timeline=(*self.record.timeline, entry))
+        timeline = sorted((*self.record.timeline, entry), key=lambda one: one.at_s)
+        self.change(timeline=tuple(timeline))
         workflow.set_current_details(story.details(self.record))
 
     def change(self, **fields: Any) -> None:
@@ -66,11 +67,11 @@ class Chronicle:
         self.change(outcome=Outcome.OPEN, missing="")
         _upsert(story.stands(Outcome.OPEN))
 
-    def closed(self, outcome: Outcome, text: str) -> None:
+    def closed(self, text: str) -> None:
         """The incident is over."""
-        self.change(outcome=outcome, closed_at_s=workflow.now().timestamp())
+        self.change(outcome=Outcome.RECOVERED, closed_at_s=workflow.now().timestamp())
         self.tell(text)
-        _upsert(story.stands(outcome))
+        _upsert(story.stands(Outcome.RECOVERED))
 
     async def archive(self) -> None:
         """Keep the record outside Temporal, too; failing to is told and stops nothing."""

@@ -30,6 +30,7 @@ from everstep.core.model import (
     Rung,
     Symptom,
 )
+from everstep.core.progress import NO_STEP
 from everstep.core.restore import plan_restore
 from everstep.workflows import options, restart, story
 from everstep.workflows.chronicle import Chronicle
@@ -66,6 +67,7 @@ class ResolveIncident:
         self._vacant: list[int] = []
         self._evicting: list[str] = []
         self._restarts_without_progress = 0
+        self._newest_exit_step: int | None = None
         self._approved = False
         self._job_finished = False
         first = min(given.alerts, key=lambda alert: alert.at_s)
@@ -137,12 +139,16 @@ class ResolveIncident:
             timedelta(seconds=self._job.spec.ladder.evidence_window_s),
             summary="let the evidence settle",
         )
-        recovered = self._story.record.first_step_at_s is not None
         self._round_from = self._judged
+        before = self._story.record
         finding = await self._stop_and_classify()
-        if recovered and not evidence.same_failure(finding, self._story.record.finding):
-            # An incident of its own: what led to it goes back to the job.
+        if self._recovered() and not evidence.same_failure(finding, self._story.record.finding):
+            # An incident of its own: what led to it, and how far training had come, is not ours.
             self._judged = self._round_from
+            unseen = 0 if before.first_step_at_s is not None else _redone(before)
+            self._story.change(
+                failed_step=before.failed_step, lost_steps=before.lost_steps + unseen
+            )
             return True
         self._story.change(finding=finding, first_step_at_s=None)
         await self._climb(finding)
@@ -180,6 +186,7 @@ class ResolveIncident:
         self._stopped = [reports[i.machine] for i in occupied if i.machine in reports]
         evidence_now = self._inbox[self._round_from :] or self._inbox[-1:]
         exits = _exits_of(self._stopped, evidence_now, self._assignment.attempt)
+        self._newest_exit_step = max((e.step for e in exits if e.step is not None), default=None)
         here = [i.machine for i in occupied]
         finding = evidence.classify(
             [a for a in evidence_now if a.symptom is not Symptom.AGENT_LOST or a.machine in here]
@@ -191,6 +198,8 @@ class ResolveIncident:
         if newest:
             self._story.change(failed_step=max(newest))
         self._story.tell(f"all ranks stopped; found {finding.symptom}: {finding.reason}")
+        for words in evidence.last_words(finding, exits):
+            self._story.tell(words)
         return finding
 
     async def _climb(self, finding: Finding) -> None:
@@ -299,10 +308,14 @@ class ResolveIncident:
         )
         at_s = workflow.now().timestamp() if seen is None else seen.at_s
         record = self._story.record
-        redone = max(0, (record.failed_step or 0) - (record.restored_step or 0))
-        self._story.change(first_step_at_s=at_s, lost_steps=record.lost_steps + redone)
+        self._story.change(first_step_at_s=at_s, lost_steps=record.lost_steps + _redone(record))
         self._restarts_without_progress = 0
-        what = "the job finished" if seen is None else f"step {step} finished by all ranks"
+        if seen is None:
+            what = "the job finished"
+        elif seen.step == NO_STEP:
+            what = "all ranks run, and report no steps"
+        else:
+            what = f"step {step} finished by all ranks"
         self._story.tell(f"{what}: training again", at_s)
         return True
 
@@ -338,10 +351,8 @@ class ResolveIncident:
         return True
 
     async def _close(self) -> IncidentResult:
-        stable = self._story.record.first_step_at_s is not None
         self._story.closed(
-            Outcome.RECOVERED if stable else Outcome.FAILED,
-            "closed: another failure begins" if self._unsettled() else "closed: training is stable",
+            "closed: another failure begins" if self._overtaken() else "closed: training is stable"
         )
         await self._story.archive()
         result = IncidentResult(
@@ -357,10 +368,19 @@ class ResolveIncident:
     # --- Smaller parts ---------------------------------------------------------------------------
 
     def _tell_alerts(self, alerts: Sequence[Alert]) -> None:
-        """One line for alerts that came together: thousands of ranks may end within a second."""
-        first, *others = sorted(alerts, key=lambda alert: alert.at_s)
-        more = f" (and {len(others)} more alerts)" if others else ""
-        self._story.tell(f"{first.observer}: {first.detail}{more}", first.at_s)
+        """Tell every alert about a machine, and those about ranks that came together in one line.
+
+        Thousands of ranks may end within a second.
+        """
+        by_time = sorted(alerts, key=lambda alert: alert.at_s)
+        for alert in by_time:
+            if alert.rank is None:
+                self._story.tell(f"{alert.observer}: {alert.detail}", alert.at_s)
+        of_ranks = [alert for alert in by_time if alert.rank is not None]
+        if of_ranks:
+            first, others = of_ranks[0], len(of_ranks) - 1
+            more = f" (and {others} more rank{'s' if others > 1 else ''})" if others else ""
+            self._story.tell(f"{first.observer}: {first.detail}{more}", first.at_s)
 
     async def _hold(self, missing: str, satisfied: Callable[[], bool]) -> None:
         """Wait for a person or a machine, saying for what; newer evidence overtakes the wait."""
@@ -389,6 +409,18 @@ class ResolveIncident:
             raise OvertakenError
         return None
 
+    def _recovered(self) -> bool:
+        """Whether this incident's restart brought training forward before it failed.
+
+        The step may not have been seen: whoever waits for it may have been away just then.
+        """
+        record = self._story.record
+        if record.first_step_at_s is not None:
+            return True
+        if record.restored_step is None or self._newest_exit_step is None:
+            return False
+        return self._newest_exit_step > record.restored_step
+
     def _overtaken(self) -> bool:
         return any(self._matters(alert) for alert in self._unsettled())
 
@@ -397,7 +429,7 @@ class ResolveIncident:
 
     def _matters(self, alert: Alert) -> bool:
         """Whether an alert concerns what runs now, and not what has been stopped already."""
-        if alert.symptom is Symptom.AGENT_LOST:
+        if alert.symptom is Symptom.AGENT_LOST or alert.subject:
             here = [
                 i.machine for s, i in enumerate(self._assignment.slots) if s not in self._vacant
             ]
@@ -447,6 +479,11 @@ class ResolveIncident:
             await workflow.get_external_workflow_handle(job_id).signal(signal, value)
         except FailureError as error:
             workflow.logger.warning("could not signal %s to %s: %s", signal, job_id, error)
+
+
+def _redone(record: IncidentRecord) -> int:
+    """Finished steps that the newest restart does again."""
+    return max(0, (record.failed_step or 0) - (record.restored_step or 0))
 
 
 def _exits_of(

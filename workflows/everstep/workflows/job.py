@@ -14,7 +14,7 @@ from temporalio import workflow
 from temporalio.common import WorkflowIDReusePolicy
 from temporalio.exceptions import ActivityError, FailureError
 
-from everstep.core import names
+from everstep.core import evidence, names
 from everstep.core.model import (
     FROM_THE_BEGINNING,
     Alert,
@@ -69,7 +69,10 @@ class RunJob:
             if alert.key in self._state.recent_keys or not self._concerns_us(alert):
                 continue
             self._state.recent_keys = [*self._state.recent_keys, alert.key][-MAX_RECENT_KEYS:]
-            self._state.pending.append(alert)
+            if evidence.calls_for_action(alert):
+                self._state.pending.append(alert)
+            else:
+                workflow.logger.warning("noted: %s on %s", alert.detail, alert.machine)
 
     @workflow.signal
     async def machine_joined(self, machine: MachineInfo) -> None:
@@ -230,9 +233,12 @@ class RunJob:
             id=names.incident_workflow_id(job, self._state.incidents),
             task_timeout=options.WORKFLOW_TASK_TIMEOUT,
             parent_close_policy=workflow.ParentClosePolicy.ABANDON,
-            id_reuse_policy=WorkflowIDReusePolicy.REJECT_DUPLICATE,
+            # A later job of this name counts from 1 again; one that is open is never doubled.
+            id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
             search_attributes=story.incident_attributes(job, first.symptom),
-            static_summary=f"{job}, incident {self._state.incidents}: {first.detail}",
+            static_summary=f"{job}, incident {self._state.incidents}: {first.detail}"[
+                : options.MAX_SUMMARY_CHARS
+            ],
         )
         self._listening = self._state.active
 
@@ -260,18 +266,24 @@ class RunJob:
         return () if self._state.assignment is None else self._state.assignment.slots
 
     def _concerns_us(self, alert: Alert) -> bool:
-        """Whether an alert is about what the job has now; a lost standby just leaves the pool."""
+        """Whether an alert is about what the job has now; a bad standby just leaves the pool."""
         if alert.symptom is Symptom.AGENT_LOST:
             self._state.pool = [
                 k
                 for k in self._state.pool
                 if k.machine != alert.machine or k.joined_at_s > alert.at_s
             ]
-            held = any(info.machine == alert.machine for info in self._slots())
-            return held or self._state.active is not None
+            return self._holds_slot(alert.machine) or self._state.active is not None
+        if alert.subject:
+            if alert.confident:
+                self._state.pool = [k for k in self._state.pool if k.machine != alert.machine]
+            return self._holds_slot(alert.machine)
         if self._state.assignment is None:
             return False
         return alert.attempt >= self._state.assignment.attempt
+
+    def _holds_slot(self, machine: str | None) -> bool:
+        return any(info.machine == machine for info in self._slots())
 
     def _opening(self) -> bool:
         """Whether an incident has been numbered but does not listen yet."""

@@ -29,6 +29,10 @@ WORKFLOW_TASK_TIMEOUT = timedelta(seconds=2)
 10 s); a task of ours takes milliseconds."""
 
 
+MAX_SUMMARY_CHARS = 200
+"""The server refuses summaries of more than 400 bytes."""
+
+
 @dataclass(frozen=True, slots=True)
 class CallOptions:
     """Options of one activity.
@@ -51,7 +55,7 @@ class CallOptions:
         config = ActivityConfig(
             start_to_close_timeout=self.start_to_close,
             retry_policy=PROMPT_RETRY,
-            summary=summary,
+            summary=summary[:MAX_SUMMARY_CHARS],
         )
         if self.schedule_to_close is not None:
             config["schedule_to_close_timeout"] = self.schedule_to_close
@@ -64,14 +68,15 @@ class CallOptions:
         return config
 
 
-# A live agent polls all the time and takes an order within milliseconds; one that has not within 2
-# s is gone or unusable (a dead queue was measured to fail after 2.01 s).
-_ANSWER = timedelta(seconds=2)
+# A live agent takes an order within milliseconds, on a starved host within a second or two. One
+# that is gone is told by the analyzer long before (connection closed: 0.3 s, silence: 3 s); this is
+# the net below that one, for an agent that beats and does not serve.
+_ANSWER = timedelta(seconds=5)
 
 STOP = CallOptions(
     # SIGKILL and reaping take milliseconds; a process in uninterruptible sleep takes for ever.
     start_to_close=timedelta(seconds=10),
-    schedule_to_close=timedelta(seconds=12),
+    schedule_to_close=timedelta(seconds=15),
     schedule_to_start=_ANSWER,
     heartbeat=timedelta(seconds=2),
 )

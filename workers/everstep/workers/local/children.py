@@ -1,8 +1,7 @@
 """Child processes of the local cluster: started, watched, started again, and never left behind.
 
 Each child runs in a session of its own, so that Ctrl-C reaches only us and things stop in order.
-Each dies with us, even when we are killed: ours ask the kernel for that themselves, others through
-a wrapper.
+Each is on a leash: it dies with us, even when we are killed.
 """
 
 from __future__ import annotations
@@ -15,6 +14,8 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from everstep.workers.local.leash import leashed
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +33,8 @@ class Child:
         environment: Its whole environment.
         log: File that its output is appended to.
         keep_alive: Whether it is started again when it ends without having been told to.
+        on_restart: Told its name and how it ended each time.
+        restarts: How often that happened.
     """
 
     name: str
@@ -41,6 +44,7 @@ class Child:
     keep_alive: bool
     on_restart: Callable[[str, int], None] | None = None
     process: asyncio.subprocess.Process | None = field(default=None, init=False)
+    restarts: int = field(default=0, init=False)
     stopping: bool = field(default=False, init=False)
     _watch: asyncio.Task[None] | None = field(default=None, init=False)
 
@@ -80,7 +84,7 @@ class Child:
         descriptor = os.open(self.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         try:
             self.process = await asyncio.create_subprocess_exec(
-                *self.command,
+                *leashed(self.command),
                 env=dict(self.environment),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=descriptor,
@@ -99,5 +103,6 @@ class Child:
             logger.warning("%s ended (%s); starting it again", self.name, code)
             await asyncio.sleep(RESTART_PAUSE_S)
             await self._spawn()
+            self.restarts += 1
             if self.on_restart is not None:
                 self.on_restart(self.name, code)

@@ -9,8 +9,9 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Protocol
 
@@ -24,10 +25,11 @@ from everstep.core.errors import EverstepError, InputError, PermanentError, Tran
 from everstep.core.model import IncidentRecord
 from everstep.spec.job import JobSpec
 from everstep.workers import runtime
-from everstep.workers.local import faults, ports, preflight, server
+from everstep.workers.local import faults, ports, server
 from everstep.workers.local.children import Child
 from everstep.workers.local.code import take_version
 from everstep.workers.local.folder import RunFolder
+from everstep.workers.local.guardian import Guardian
 from everstep.workers.settings import WorkerSettings
 from everstep.workers.telemetry import Snapshot, watch
 from everstep.workflows import options as workflow_options, story
@@ -40,8 +42,17 @@ logger = logging.getLogger(__name__)
 HOST = "127.0.0.1"
 PREFERRED_UI_PORT = 8233
 SERVER_PATIENCE_S = 60.0
-STOP_PATIENCE_S = 5.0
+NAMED_SERVER_PATIENCE_S = 5.0
+"""A server that is there already answers at once; one that we start takes a second or two."""
+
+STOP_PATIENCE_S = 3.0
+"""For each of three rounds, so that nobody waits longer than 10 s after Ctrl-C."""
+
+FAREWELL_PATIENCE_S = 2.0
 LOOK_EVERY_S = 0.5
+
+REGISTRATION_PATIENCE_S = 20.0
+"""Every part of a server has heard of a new search attribute after about 10 s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +113,8 @@ class LocalRun:
         self._num_machines = 0
         self._environment: dict[str, str] = {}
         self._settings: WorkerSettings | None = None
+        self._client: Client | None = None
+        self._guardian = Guardian(self._folder.machines.absolute())
 
     async def run(self) -> JobResult:
         """Start everything, see the job through, stop everything.
@@ -114,14 +127,12 @@ class LocalRun:
         try:
             return await self._run()
         finally:
-            await asyncio.shield(self._stop())
+            await _to_its_end(self._stop())
 
     async def _run(self) -> JobResult:
-        preflight.check_host(
-            self._spec.layout().world_size, len(machine_names(self._spec)), str(self._folder.path)
-        )
+        self._folder.write_state(job=self._spec.name)
         version, code = await asyncio.to_thread(take_version, self._spec, self._folder.code)
-        self._write_spec()
+        self._write_spec(code)
         self._settings = WorkerSettings(
             spec_file=self._folder.spec.absolute(),
             run_directory=self._folder.path.absolute(),
@@ -132,77 +143,147 @@ class LocalRun:
             telemetry_port=ports.free_port(HOST),
         )
         self._environment = {**os.environ, **self._settings.environment()}
-        await self._start_server()
-        client = await runtime.connect(SERVER_PATIENCE_S)
-        if "server" in self._children:
-            await server.keep_histories(client)
+        await self._guardian.start()
+        client = await self._server()
         handle = await self._start_job(client, version, code)
-        await self._start_child("controller", ["everstep.workers.controller"])
-        await self._start_child("analyzer", ["everstep.workers.analyzer"])
+        self._client = client
+        await self._start_worker("controller")
+        await self._start_worker("analyzer")
         for _ in machine_names(self._spec):
             await self._add_machine()
         self._narrator.say(
-            f"{self._spec.machines} machines and {self._spec.standby_count()} standbys are "
-            "getting ready (each loads torch once)"
+            f"{len(machine_names(self._spec))} machines are getting ready, "
+            f"{self._spec.standby_count()} of them on standby (each loads torch once)"
         )
         return await self._see_through(client, handle)
 
-    def _write_spec(self) -> None:
-        """Keep the spec as it is now."""
+    def _write_spec(self, code: Path) -> None:
+        """Keep the spec as it is now, for processes that may start when its code has moved."""
         spec = self._spec.model_dump(mode="json", exclude_unset=True)
+        spec["code"] = {"directory": str(code)}
         self._folder.spec.touch(mode=0o600)
         text = yaml.safe_dump(spec, sort_keys=False)  # pyright: ignore[reportUnknownMemberType]
         self._folder.spec.write_text(text)
 
     # --- Starting ---------------------------------------------------------------------------------
 
-    async def _start_server(self) -> None:
-        named = os.environ.get("TEMPORAL_ADDRESS") or os.environ.get("TEMPORAL_PROFILE")
-        if named:
-            self._narrator.say(f"using the Temporal server that the environment names ({named})")
-            self._folder.write_state(temporal=os.environ.get("TEMPORAL_ADDRESS", ""), ui="")
-            return
+    async def _server(self) -> Client:
+        """A client of the server that the environment names, else of one that is started."""
+        if (named := server.named_by_environment()) is not None:
+            return await self._named_server(named)
+        return await self._own_server()
+
+    async def _named_server(self, named: str) -> Client:
+        self._narrator.say(f"using the Temporal server that the environment names ({named})")
+        try:
+            client = await runtime.connect(NAMED_SERVER_PATIENCE_S)
+        except TransientError as error:
+            raise InputError(
+                f"TEMPORAL_ADDRESS or TEMPORAL_PROFILE ({named})",
+                str(error),
+                "Start it, correct the variable, or unset it for a server of the run's own.",
+            ) from error
+        if registered := await server.register_search_attributes(client):
+            self._narrator.say(f"registered search attributes there: {', '.join(registered)}")
+        where = {
+            "own": False,
+            "address": client.service_client.config.target_host,
+            "namespace": client.namespace,
+        }
+        self._folder.write_state(temporal=where, ui="")
+        return client
+
+    async def _own_server(self) -> Client:
         binary = server.find_binary()
+        # Another run may take a port between our look and our server's: then others are tried.
+        for preferred_ui_port in (PREFERRED_UI_PORT, None):
+            try:
+                return await self._try_server(binary, preferred_ui_port)
+            except InputError:
+                raise
+            except PermanentError as error:
+                logger.info("%s; trying again", error)
+                await self._children.pop("server").stop(STOP_PATIENCE_S)
+        return await self._try_server(binary, None)
+
+    async def _try_server(self, binary: str, preferred_ui_port: int | None) -> Client:
         port = ports.wanted_port(HOST, self._options.temporal_port, "--temporal-port")
         ui_port = ports.wanted_port(
-            HOST, self._options.ui_port, "--ui-port", preferred=PREFERRED_UI_PORT
+            HOST, self._options.ui_port, "--ui-port", preferred=preferred_ui_port
         )
         address, ui = f"{HOST}:{port}", f"http://{HOST}:{ui_port}"
-        os.environ["TEMPORAL_ADDRESS"] = address
-        os.environ["TEMPORAL_NAMESPACE"] = server.NAMESPACE
-        self._environment.update(TEMPORAL_ADDRESS=address, TEMPORAL_NAMESPACE=server.NAMESPACE)
+        server.use(address)
+        self._environment = {**os.environ, **self._given().environment()}
         command = server.command(binary, self._folder.database.absolute(), HOST, port, ui_port)
-        await self._start_child("server", ["everstep.workers.local.leash", *command])
-        self._folder.write_state(temporal=address, ui=ui)
+        child = await self._start_child("server", command)
+        client = await self._first_answer(child)
+        await server.keep_histories(client)
+        self._folder.write_state(temporal={"own": True, "address": address}, ui=ui)
         self._narrator.say(f"Temporal's web UI: {ui}/namespaces/{server.NAMESPACE}/workflows")
+        return client
+
+    async def _first_answer(self, child: Child) -> Client:
+        """Connect to a server that was just started; one that ends now would end every time.
+
+        Raises:
+            PermanentError: It ended.
+            TransientError: It does not answer.
+        """
+        connecting = asyncio.create_task(runtime.connect(SERVER_PATIENCE_S))
+        try:
+            while not connecting.done():
+                await asyncio.wait([connecting], timeout=0.1)
+                if child.restarts:
+                    raise PermanentError(
+                        f"the Temporal server does not start: {_last_line(child.log)}"
+                    )
+            return await connecting
+        finally:
+            connecting.cancel()
+
+    def _given(self) -> WorkerSettings:
+        assert self._settings is not None  # noqa: S101 - set before anything is started
+        return self._settings
 
     async def _start_job(
         self, client: Client, version: str, code: Path
     ) -> WorkflowHandle[RunJob, JobResult]:
         spec = self._spec.model_copy(update={"environment": {}})
-        try:
-            return await client.start_workflow(
-                RunJob.run,
-                args=[JobInput(spec, version, str(code)), None],
-                id=names.job_workflow_id(self._spec.name),
-                task_queue=names.CONTROLLER_QUEUE,
-                task_timeout=workflow_options.WORKFLOW_TASK_TIMEOUT,
-                search_attributes=story.job_attributes(self._spec.name),
-                static_summary=f"Training job {self._spec.name}",
-            )
-        except WorkflowAlreadyStartedError as error:
-            raise InputError(
-                f"name ({self._spec.name})",
-                "a job of this name already runs on this Temporal server",
-                "Give the job another name, or end the other one.",
-            ) from error
+        workflow_id = names.job_workflow_id(self._spec.name)
+        deadline_s = time.monotonic() + REGISTRATION_PATIENCE_S
+        while True:
+            try:
+                return await client.start_workflow(
+                    RunJob.run,
+                    args=[JobInput(spec, version, str(code)), None],
+                    id=workflow_id,
+                    task_queue=names.CONTROLLER_QUEUE,
+                    task_timeout=workflow_options.WORKFLOW_TASK_TIMEOUT,
+                    search_attributes=story.job_attributes(self._spec.name),
+                    static_summary=f"Training job {self._spec.name}",
+                )
+            except WorkflowAlreadyStartedError as error:
+                raise InputError(
+                    f"name ({self._spec.name})",
+                    "a job of this name already runs on this Temporal server",
+                    "Give the job another name, or end the other one: temporal workflow "
+                    f'terminate --query "{self._on_server()}"',
+                ) from error
+            except RPCError as error:
+                if time.monotonic() > deadline_s or "search attribute" not in str(error).lower():
+                    raise InputError(
+                        f"Temporal namespace {client.namespace}",
+                        f"the job cannot be started there: {error.message}",
+                        "Correct TEMPORAL_NAMESPACE, or what the server says.",
+                    ) from error
+                await asyncio.sleep(LOOK_EVERY_S)
 
     async def _start_child(
-        self, name: str, module_and_arguments: Sequence[str], keep_alive: bool = True
+        self, name: str, command: Sequence[str], keep_alive: bool = True
     ) -> Child:
         child = Child(
             name=name,
-            command=[sys.executable, "-m", *module_and_arguments],
+            command=command,
             environment=self._environment,
             log=self._folder.logs / f"{name}.log",
             keep_alive=keep_alive,
@@ -210,15 +291,20 @@ class LocalRun:
                 f"{who} ended ({_ending(code)}) and was started again"
             ),
         )
-        await child.start()
         self._children[name] = child
+        await child.start()
         return child
+
+    async def _start_worker(self, name: str, *arguments: str, keep_alive: bool = True) -> Child:
+        """Start one of our own processes; an agent's name begins with its kind."""
+        module = f"everstep.workers.{name.partition('-')[0]}"
+        return await self._start_child(name, [sys.executable, "-m", module, *arguments], keep_alive)
 
     async def _add_machine(self) -> str:
         machine = f"m{self._num_machines}"
         self._num_machines += 1
-        self._agents[machine] = await self._start_child(
-            f"agent-{machine}", ["everstep.workers.agent", machine], keep_alive=False
+        self._agents[machine] = await self._start_worker(
+            f"agent-{machine}", machine, keep_alive=False
         )
         return machine
 
@@ -239,11 +325,26 @@ class LocalRun:
             for follower in background:
                 if follower.done():
                     follower.result()
-            return await result
+            finished = await result
+            await self._keep_last_status(handle)
+            for fault in self._plan.waiting:
+                self._narrator.say(f"fault {fault} was never due: no such step was reported")
+            return finished
         finally:
             for task in (result, *background):
                 task.cancel()
             await asyncio.gather(result, *background, return_exceptions=True)
+
+    async def _keep_last_status(self, handle: WorkflowHandle[RunJob, JobResult]) -> None:
+        """Keep who held which slot: once the server is gone, nobody can be asked."""
+        with contextlib.suppress(RPCError):
+            status = await handle.query(RunJob.status)
+            slots = () if status.assignment is None else status.assignment.machine_names()
+            self._folder.write_state(
+                slots=list(slots),
+                standbys=[info.machine for info in status.pool],
+                evicted=list(status.evicted),
+            )
 
     async def _result(self, handle: WorkflowHandle[RunJob, JobResult]) -> JobResult:
         while True:
@@ -257,8 +358,7 @@ class LocalRun:
 
     async def _follow_steps(self) -> None:
         """Tell of steps and fire the faults that they make due; the analyzer may be away."""
-        given = self._settings
-        assert given is not None  # noqa: S101 - set before anything is followed
+        given = self._given()
         while True:
             try:
                 following = watch(
@@ -283,7 +383,8 @@ class LocalRun:
             try:
                 status = await handle.query(RunJob.status)
                 if status.phase != phase and status.phase == "training":
-                    self._narrator.say("training")
+                    self._narrator.say("all ranks are started; the first step takes longest")
+                    self._plan.reached(0)
                 phase = status.phase
                 self._fail_without_agents(status)
                 if status.incidents:
@@ -299,10 +400,8 @@ class LocalRun:
             return
         for machine, child in self._agents.items():
             if child.pid == 0:
-                lines = child.log.read_text(errors="replace").splitlines()
                 raise PermanentError(
-                    f"the agent of {machine} ended before it was ready: "
-                    f"{lines[-1] if lines else 'it said nothing'} (log: {child.log})"
+                    f"the agent of {machine} ended before it was ready: {_last_line(child.log)}"
                 )
 
     async def _take_requests(self) -> None:
@@ -331,7 +430,8 @@ class LocalRun:
         except TransientError as error:
             self._narrator.say(f"fault {fault} hit nobody: {error}")
             return
-        at = f"{fault.target or fault.kind.value.removesuffix('_killed')}"
+        victim = fault.kind.value.removesuffix("_killed").removesuffix("_lost")
+        at = f"{victim} {fault.target}".strip()
         self._folder.write_state(
             faults=[
                 *self._folder.read_state().get("faults", []),
@@ -344,12 +444,45 @@ class LocalRun:
 
     async def _stop(self) -> None:
         """Stop everything, whoever needs others first: agents, then observers, then the server."""
+        await self._end_job_elsewhere()
         agents = [c for name, c in self._children.items() if name.startswith("agent-")]
         await asyncio.gather(*(child.stop(STOP_PATIENCE_S) for child in agents))
         rest = [c for c in self._children.values() if c not in agents and c.name != "server"]
         await asyncio.gather(*(child.stop(STOP_PATIENCE_S) for child in rest))
         if "server" in self._children:
             await self._children["server"].stop(STOP_PATIENCE_S)
+        await self._guardian.dismiss()
+
+    async def _end_job_elsewhere(self) -> None:
+        """End a job whose machines go, where the server stays: else nobody could start it again."""
+        if self._client is None or "server" in self._children:
+            return
+        patience = timedelta(seconds=FAREWELL_PATIENCE_S)
+        try:
+            async for found in self._client.list_workflows(self._on_server(), rpc_timeout=patience):
+                await self._client.get_workflow_handle(found.id).terminate(
+                    reason="the run that had its machines was stopped", rpc_timeout=patience
+                )
+        except RPCError as error:
+            self._narrator.say(f"the job may still be open on the server: {error.message}")
+
+    def _on_server(self) -> str:
+        """Query for all of the job's workflows that are open."""
+        return f"{story.JOB.name} = '{self._spec.name}' AND ExecutionStatus = 'Running'"
+
+
+async def _to_its_end(work: Coroutine[None, None, None]) -> None:
+    """Await work that nothing may cut short, neither a second Ctrl-C nor a first one."""
+    task = asyncio.ensure_future(work)
+    while not task.done():
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.shield(task)
+    task.result()
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+    return f"{lines[-1] if lines else 'it said nothing'} (log: {log})"
 
 
 def _ending(code: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 import subprocess
 import tempfile
@@ -10,6 +11,7 @@ from pathlib import Path
 
 from everstep.core.errors import InputError
 from everstep.spec.job import JobSpec
+from everstep.workers.local.leash import leashed
 
 LEFT_OUT = (".git", ".venv", "__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache", "runs")
 """Never part of a version: histories, environments, caches, and runs."""
@@ -31,8 +33,19 @@ def take_version(spec: JobSpec, store: Path) -> tuple[str, Path]:
         InputError: The code cannot be read or fetched.
     """
     store = store.absolute()
-    store.mkdir(parents=True, exist_ok=True)
-    staging = Path(tempfile.mkdtemp(prefix=".staging-", dir=store))
+    try:
+        store.mkdir(parents=True, exist_ok=True)
+        staging = Path(tempfile.mkdtemp(prefix=".staging-", dir=store))
+        return _take(spec, store, staging)
+    except OSError as error:
+        raise InputError(
+            f"code ({spec.code.directory or spec.code.git})",
+            f"cannot be copied to {store}: {_short(error)}",
+            "Make it readable, and the run's folder writable and roomy.",
+        ) from error
+
+
+def _take(spec: JobSpec, store: Path, staging: Path) -> tuple[str, Path]:
     try:
         if spec.code.git is not None:
             _fetch(spec.code.git, spec.code.ref or "HEAD", staging)
@@ -54,25 +67,30 @@ def _copy(source: Path, target: Path, store: Path) -> None:
         here = Path(directory)
         return [e for e in entries if e in LEFT_OUT or (here / e).resolve() == run_folder]
 
-    try:
-        shutil.copytree(source, target, ignore=left_out, symlinks=True, dirs_exist_ok=True)
-    except (OSError, shutil.Error) as error:
-        raise InputError(
-            f"code.directory ({source})", f"cannot be copied: {_short(error)}", "Make it readable."
-        ) from error
+    shutil.copytree(source, target, ignore=left_out, symlinks=True, dirs_exist_ok=True)
 
 
 def _fetch(url: str, ref: str, target: Path) -> None:
+    git = shutil.which("git")
+    if git is None:
+        raise InputError("code.git", "there is no git program", "Install git.")
     commands = (
-        ["git", "init", "--quiet", str(target)],
-        ["git", "-C", str(target), "fetch", "--quiet", "--depth", "1", "--", url, ref],
-        ["git", "-C", str(target), "checkout", "--quiet", "--detach", "FETCH_HEAD"],
+        ["init", "--quiet", str(target)],
+        ["-C", str(target), "fetch", "--quiet", "--depth", "1", "--", url, ref],
+        ["-C", str(target), "checkout", "--quiet", "--detach", "FETCH_HEAD"],
     )
     for command in commands:
         try:
-            subprocess.run(command, check=True, capture_output=True, text=True, timeout=600)
-        except FileNotFoundError as error:
-            raise InputError("code.git", "there is no git program", "Install git.") from error
+            subprocess.run(
+                leashed([git, *command]),
+                check=True,
+                capture_output=True,
+                text=True,
+                timeout=600,
+                # Nobody could type a password here.
+                env={**os.environ, "GIT_TERMINAL_PROMPT": "0"},
+                stdin=subprocess.DEVNULL,
+            )
         except subprocess.SubprocessError as error:
             said = getattr(error, "stderr", None) or str(error)
             raise InputError(
@@ -95,5 +113,9 @@ def _digest(directory: Path) -> str:
     return whole.hexdigest()[:VERSION_DIGITS]
 
 
-def _short(error: Exception) -> str:
+def _short(error: OSError) -> str:
+    """What went wrong, of the first file when a whole tree was copied."""
+    if isinstance(error, shutil.Error):
+        source, _, why = error.args[0][0]
+        return f"{source}: {why}"[:300]
     return str(error)[:300]

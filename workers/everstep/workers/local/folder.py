@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -11,6 +12,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from everstep.core.errors import InputError
 
@@ -37,6 +40,11 @@ class RunFolder:
     def state(self) -> Path:
         """What the run is and how it stands, as JSON."""
         return self.path / "run.json"
+
+    @property
+    def partial_state(self) -> Path:
+        """The next state while it is being written."""
+        return self.state.with_suffix(".partial")
 
     @property
     def database(self) -> Path:
@@ -84,16 +92,47 @@ class RunFolder:
         return self.path / "requests"
 
     def read_state(self) -> dict[str, Any]:
-        """What `write_state` wrote last; empty before the first time."""
+        """What `write_state` wrote last; empty before the first time.
+
+        Raises:
+            InputError: It cannot be read, or nobody of ours wrote it.
+        """
         try:
             return dict(json.loads(self.state.read_text()))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return {}
+        except (OSError, ValueError, TypeError) as error:
+            raise InputError(
+                str(self.state), f"cannot be read: {error}", "Name a folder of `everstep run`."
+            ) from error
+
+    def job(self) -> str:
+        """Name of the job."""
+        return str(self.read_state().get("job", self.path.name))
+
+    def is_running(self) -> bool:
+        """Whether the process that carries the run is alive."""
+        state = self.read_state()
+        if state.get("phase") != "running":
+            return False
+        try:
+            began_at_s = psutil.Process(int(state["pid"])).create_time()
+        except psutil.NoSuchProcess:
+            return False
+        # A later process may have been given the number of one that is gone.
+        return began_at_s <= float(state["started_at_s"])
+
+    def discard(self) -> None:
+        """Delete everything that the run made, and the folder if nothing else is in it."""
+        _empty(self)
+        (self.path / "lock").unlink()
+        with contextlib.suppress(OSError):
+            self.path.rmdir()
 
     def write_state(self, **changes: object) -> None:
         """Change some fields of the state, as a whole or not at all."""
         state = {**self.read_state(), **changes}
-        partial = self.state.with_suffix(".partial")
+        partial = self.partial_state
         partial.write_text(json.dumps(state, indent=2) + "\n")
         partial.replace(self.state)
 
@@ -110,14 +149,22 @@ def claim(path: Path, fresh: bool) -> tuple[RunFolder, int]:
 
     Raises:
         InputError: Another run uses it, or an ended run lies there and `fresh` is false, or it is
-            somebody else's folder, or it cannot be written.
+            somebody else's folder, or it cannot be written. The folder is as it was then.
     """
     folder = RunFolder(path)
+    _refuse_strange_files(folder)
     try:
         path.mkdir(parents=True, exist_ok=True)
         lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        return _claim(folder, lock, fresh), lock
     except OSError as error:
-        raise InputError(str(path), str(error), "Choose another with --run-dir.") from error
+        raise InputError(
+            str(path), error.strerror or str(error), "Choose another with --run-dir."
+        ) from error
+
+
+def _claim(folder: RunFolder, lock: int, fresh: bool) -> RunFolder:
+    path = folder.path
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -134,16 +181,49 @@ def claim(path: Path, fresh: bool) -> tuple[RunFolder, int]:
         ended = folder.read_state().get("phase", "ended")
         raise InputError(
             str(path),
-            f"a run that {ended if ended != 'running' else 'was cut off'} lies there",
+            f"a run that {ended if ended != 'running' else 'was cut off'} is there",
             f"Look at it: everstep incidents {path}. "
             "Replace it: --fresh. Keep it: choose another folder with --run-dir.",
         )
-    _empty(path, folder)
-    return folder, lock
+    _empty(folder)
+    # First and, in `_empty`, last: whatever else lies beside it is a run's.
+    folder.write_state(pid=os.getpid(), phase="running", started_at_s=time.time())
+    for directory in (folder.logs, folder.machines, folder.incidents, folder.output):
+        directory.mkdir()
+    folder.requests.mkdir()
+    descriptor = os.open(folder.secret, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    os.write(descriptor, secrets.token_hex(SECRET_BYTES).encode())
+    os.close(descriptor)
+    return folder
 
 
-def _empty(path: Path, folder: RunFolder) -> None:
-    """Delete an earlier run's files, and nothing that a run did not make."""
+def _refuse_strange_files(folder: RunFolder) -> None:
+    """Raise for a folder that holds what no run makes, before anything in it is touched.
+
+    A run begins with its state, so beside none the names of a run's files are somebody else's.
+    """
+    ours = {"lock", folder.partial_state.name}
+    if "pid" in folder.read_state():
+        ours |= _names(folder)
+    path = folder.path
+    try:
+        strange = sorted(entry.name for entry in path.iterdir() if entry.name not in ours)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise InputError(
+            str(path), error.strerror or str(error), "Choose another with --run-dir."
+        ) from error
+    if strange:
+        raise InputError(
+            str(path),
+            f"holds files that no run made ({', '.join(strange[:3])})",
+            "Choose an empty or new folder with --run-dir.",
+        )
+
+
+def _names(folder: RunFolder) -> set[str]:
+    """Names of everything that a run makes in its folder."""
     ours = {
         entry.name
         for entry in (
@@ -151,25 +231,17 @@ def _empty(path: Path, folder: RunFolder) -> None:
             folder.incidents, folder.output, folder.steps, folder.evictions, folder.requests,
         )
     }  # fmt: skip
-    ours |= {f"{folder.database.name}{tail}" for tail in ("", "-wal", "-shm", ".lock")} | {"lock"}
-    strange = sorted(entry.name for entry in path.iterdir() if entry.name not in ours)
-    if strange:
-        raise InputError(
-            str(path),
-            f"holds files that no run made ({', '.join(strange[:3])})",
-            "Choose an empty or new folder with --run-dir.",
-        )
-    for entry in path.iterdir():
-        if entry.name == "lock":
+    ours |= {f"{folder.database.name}{tail}" for tail in ("", "-wal", "-shm", ".lock")}
+    return ours
+
+
+def _empty(folder: RunFolder) -> None:
+    """Delete a run's files but its lock; there are no others."""
+    for entry in folder.path.iterdir():
+        if entry.name in ("lock", folder.state.name):
             continue
-        if entry.is_dir():
+        if entry.is_dir() and not entry.is_symlink():
             shutil.rmtree(entry)
         else:
             entry.unlink()
-    for directory in (folder.logs, folder.machines, folder.incidents, folder.output):
-        directory.mkdir()
-    folder.requests.mkdir()
-    descriptor = os.open(folder.secret, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    os.write(descriptor, secrets.token_hex(SECRET_BYTES).encode())
-    os.close(descriptor)
-    folder.write_state(pid=os.getpid(), phase="running", started_at_s=time.time())
+    folder.state.unlink(missing_ok=True)

@@ -2,16 +2,35 @@
 
 from __future__ import annotations
 
+import secrets
 import socket
+from pathlib import Path
 
 from everstep.core.errors import InputError
 
+LOWEST = 10_000
+TRIES = 100
+EPHEMERAL_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
+
 
 def free_port(host: str) -> int:
-    """A port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
+    """A port that nobody listens on now, and that no outgoing connection will be given.
+
+    It is bound some time after it was chosen, and again whenever its process is started anew. A
+    port of the range from which the kernel serves outgoing connections may be taken by one
+    meanwhile.
+
+    Raises:
+        InputError: None was found.
+    """
+    highest = int(EPHEMERAL_RANGE.read_text().split()[0]) - 1
+    for _ in range(TRIES):
+        port = LOWEST + secrets.randbelow(max(1, highest - LOWEST))
+        if is_free(host, port):
+            return port
+    raise InputError(
+        f"ports {LOWEST} to {highest}", "none of them is free", "Stop what listens there."
+    )
 
 
 def wanted_port(host: str, wanted: int | None, option: str, preferred: int | None = None) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from pathlib import Path
 
 from everstep.core.errors import InputError
 
@@ -19,8 +20,13 @@ MIN_MEMORY_BYTES_PER_MACHINE = 400 * 1024 * 1024
 MIN_DISK_BYTES = 256 * 1024 * 1024
 
 
-def check_host(num_ranks: int, num_machines: int, directory: str) -> None:
+def check_host(num_ranks: int, num_machines: int, directory: Path) -> None:
     """Check that this host can carry the run.
+
+    Args:
+        num_ranks: Ranks of the job.
+        num_machines: Machines, standbys included.
+        directory: The run's folder, which need not be there yet.
 
     Raises:
         InputError: Shared memory, memory or disk will not do; says how much is there and needed.
@@ -38,9 +44,10 @@ def check_host(num_ranks: int, num_machines: int, directory: str) -> None:
         num_machines * MIN_MEMORY_BYTES_PER_MACHINE,
         "Stop something, or run fewer machines.",
     )
+    there = next((d for d in (directory, *directory.absolute().parents) if d.exists()), directory)
     _enough(
         f"disk ({directory})",
-        shutil.disk_usage(directory).free,
+        shutil.disk_usage(there).free,
         MIN_DISK_BYTES,
         "Free some space, or choose another folder with --run-dir.",
     )

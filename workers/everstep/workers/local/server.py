@@ -12,20 +12,31 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import re
 import shutil
 import sys
 from datetime import timedelta
 from pathlib import Path
 
 from google.protobuf.duration_pb2 import Duration
+from temporalio.api.enums.v1 import IndexedValueType
 from temporalio.api.namespace.v1 import NamespaceConfig
+from temporalio.api.operatorservice.v1 import (
+    AddSearchAttributesRequest,
+    ListSearchAttributesRequest,
+)
 from temporalio.api.workflowservice.v1 import UpdateNamespaceRequest
 from temporalio.client import Client
+from temporalio.service import RPCError
 
 from everstep.core.errors import InputError
 from everstep.workflows import story
 
 NAMESPACE = "default"
+
+OWN = "TEMPORAL_"
+"""What begins the name of every variable of Temporal's environment configuration."""
 
 RETENTION = timedelta(days=365)
 
@@ -39,6 +50,24 @@ DYNAMIC_CONFIG: dict[str, int | str] = {
     "matching.numTaskqueueWritePartitions": 1,
     "frontend.namespaceCount": 20000,
 }
+
+
+def named_by_environment() -> str | None:
+    """What names a Temporal server that is there already, or None: then a run starts its own."""
+    return os.environ.get("TEMPORAL_ADDRESS") or os.environ.get("TEMPORAL_PROFILE")
+
+
+def use(address: str) -> None:
+    """Let Temporal's clients in this process and its children use a run's own server.
+
+    Nothing else that the environment or a configuration file says (keys, TLS, a namespace) is meant
+    for this server.
+    """
+    for name in [name for name in os.environ if name.startswith(OWN)]:
+        del os.environ[name]
+    os.environ["TEMPORAL_ADDRESS"] = address
+    os.environ["TEMPORAL_NAMESPACE"] = NAMESPACE
+    os.environ["TEMPORAL_CONFIG_FILE"] = os.devnull
 
 
 def find_binary() -> str:
@@ -91,6 +120,44 @@ async def keep_histories(client: Client) -> None:
             config=NamespaceConfig(workflow_execution_retention_ttl=retention),
         )
     )
+
+
+async def register_search_attributes(client: Client) -> list[str]:
+    """Make sure that a server that somebody else runs knows our search attributes.
+
+    Returns:
+        Names of those that were registered now; the server knows them within seconds.
+
+    Raises:
+        InputError: It lacks some, and we may not register them there.
+    """
+    namespace, operator = client.namespace, client.operator_service
+    try:
+        found = await operator.list_search_attributes(
+            ListSearchAttributesRequest(namespace=namespace)
+        )
+        lacking = {
+            n: kind for n, kind in story.ALL_KEYS.items() if n not in found.custom_attributes
+        }
+        if lacking:
+            kinds = {n: _kind(kind) for n, kind in lacking.items()}
+            await operator.add_search_attributes(
+                AddSearchAttributesRequest(namespace=namespace, search_attributes=kinds)
+            )
+    except RPCError as error:
+        options = " ".join(f"--name {n} --type {kind}" for n, kind in story.ALL_KEYS.items())
+        raise InputError(
+            f"namespace {namespace}",
+            f"search attributes are missing there and cannot be registered ({error.message})",
+            f"Run: temporal operator search-attribute create --namespace {namespace} {options}",
+        ) from error
+    return list(lacking)
+
+
+def _kind(name: str) -> IndexedValueType.ValueType:
+    """The type of a search attribute: KeywordList is INDEXED_VALUE_TYPE_KEYWORD_LIST."""
+    snake = re.sub(r"(?<!^)(?=[A-Z])", "_", name).upper()
+    return IndexedValueType.Value(f"INDEXED_VALUE_TYPE_{snake}")
 
 
 async def is_reachable(address: str) -> bool:

@@ -1,0 +1,1 @@
+"""The machine's senses: thin readers; what a reading means is `everstep.core.senses`."""

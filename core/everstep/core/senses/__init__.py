@@ -1,0 +1,1 @@
+"""What a machine's own senses mean: parsers and deciders; reading is `everstep.agent.probes`."""

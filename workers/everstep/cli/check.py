@@ -1,0 +1,105 @@
+"""`everstep check`: how this machine is, by its own senses."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from everstep.agent.probes.host import own_cgroup
+from everstep.agent.probes.links import Relevance
+from everstep.agent.probes.monitor import MonitorConfig
+from everstep.agent.probes.once import inspect
+from everstep.cli.console import out
+from everstep.core.model import Verdict
+from everstep.core.senses.inspection import Inspection, exit_code
+
+SOMEWHERE_ELSE = "192.0.2.1"
+"""An address that stands for any other machine (RFC 5737): reached by the default route."""
+
+WORDS = {
+    Verdict.HEALTHY: "[green]healthy[/]",
+    Verdict.FAULTY: "[bold red]faulty[/]",
+    Verdict.UNOBSERVABLE: "[yellow]could not tell[/]",
+}
+
+WORST_FIRST = (Verdict.FAULTY, Verdict.UNOBSERVABLE, Verdict.HEALTHY)
+
+
+def check_command(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    gpus: Annotated[
+        int | None,
+        typer.Option(help="How many GPUs there should be; 0 leaves them out.", min=0),
+    ] = None,
+    paths: Annotated[
+        list[str] | None,
+        typer.Option("--path", help="Where a job would read and write; may be given again."),
+    ] = None,
+    interfaces: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--interface",
+            help="Network interface, or InfiniBand port such as mlx5_0:1, that matters; may be"
+            " given again. Else NCCL_SOCKET_IFNAME, NCCL_IB_HCA, or the default route decide.",
+        ),
+    ] = None,
+) -> None:
+    """Inspect this machine once: host, network, GPUs.
+
+    Exit code: 0 all healthy, 1 something is faulty, 3 nothing is faulty but something could not be
+    told.
+    """
+    found = asyncio.run(
+        inspect(
+            MonitorConfig(
+                machine=socket.gethostname(),
+                paths=tuple(paths or (os.getcwd(), "/dev/shm")),  # noqa: S108, PTH109
+                relevance=Relevance(
+                    given=tuple(interfaces or ()),
+                    nccl_socket_ifname=os.environ.get("NCCL_SOCKET_IFNAME", ""),
+                    nccl_ib_hca=os.environ.get("NCCL_IB_HCA", ""),
+                    addresses=(SOMEWHERE_ELSE,),
+                ),
+                gpus=gpus,
+                own_cgroup=own_cgroup(),
+            )
+        )
+    )
+    if as_json:
+        out.print_json(json.dumps(describe(found)))
+    else:
+        show(found)
+    raise typer.Exit(exit_code(found))
+
+
+def describe(found: Sequence[Inspection]) -> dict[str, Any]:
+    """What `everstep check --json` prints."""
+    return {
+        "machine": socket.gethostname(),
+        "exit_code": exit_code(found),
+        "inspections": [asdict(inspection) for inspection in found],
+    }
+
+
+def show(found: Sequence[Inspection]) -> None:
+    """A table with the worst on top, and one line that sums it up."""
+    table = Table("inspection", "of", "verdict", "why")
+    for inspection in sorted(found, key=lambda i: WORST_FIRST.index(i.verdict)):
+        table.add_row(
+            inspection.item,
+            escape(inspection.subject),
+            WORDS[inspection.verdict],
+            escape(inspection.detail),
+        )
+    out.print(table)
+    counts = {v: sum(1 for i in found if i.verdict is v) for v in WORST_FIRST}
+    out.print(", ".join(f"{counts[v]} {WORDS[v]}" for v in WORST_FIRST))
