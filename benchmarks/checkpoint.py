@@ -94,7 +94,6 @@ def main() -> int:
     plain, backup, pull = checkpoint_transfer.measure()
     for name, rate in (("plain socket", plain), ("backup", backup), ("pull", pull)):
         print(f"{name}: {rate / 1e9:.2f} GB/s")
-    steps_s = {name: step_s for name, (step_s, _) in measured["methods"].items()}
     waited_s = {name: waited for name, (_, waited) in measured["methods"].items()}
     rival = min(waited for name, waited in waited_s.items() if name.startswith("dcp."))
     # Headers and descriptions are the third decimal.
@@ -103,9 +102,7 @@ def main() -> int:
             Result(
                 "checkpoint_blocking_vs_best_rival", rival / waited_s["everstep"], "ratio", ">=", 10
             ),
-            Result(
-                "step_time_with_saving", steps_s["everstep"] / steps_s["none"], "ratio", "<=", 1.02
-            ),
+            Result("step_time_with_saving", measured["step_ratio"], "ratio", "<=", 1.02),
             Result("backup_vs_plain_socket", backup / plain, "ratio", ">=", 0.6),
             Result("restore_pull_vs_plain_socket", pull / plain, "ratio", ">=", 0.6),
             Result("host_memory_buffers", round(copies, 2), "shards", "<=", 4),

@@ -1,7 +1,7 @@
 """Backups and pulls beside a plain socket copy: 1 GiB over loopback, from process to process.
 
-Both ways copy from one process's shared memory into another's. A backup is also checked, on both
-sides while the bytes go; the plain copy is `sendall` and `recv_into` with nothing else.
+Both ways copy from one process's shared memory into another's; the plain copy is `sendall` and
+`recv_into` with nothing else.
 The processes take turns: one transfer each way, then again, so that a noisy machine treats all
 alike.
 """

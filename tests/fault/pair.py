@@ -16,6 +16,7 @@ import time
 import traceback
 from typing import Any
 
+from everstep.agent import link
 from everstep.agent.channel import RankChannel
 from everstep.agent.shards import ShardStore
 from everstep.agent.transfer import BackupSender, TransferServer, pull
@@ -87,6 +88,8 @@ class MachineProgram:
 
 
 def run_machine(control: socket.socket, name: str) -> None:
+    # So that a state as small as a test's has several.
+    link.CHUNK_BYTES = 256 * 1024
     program = MachineProgram(name)
     while True:
         data, fds, _, _ = socket.recv_fds(control, 65536, 1)

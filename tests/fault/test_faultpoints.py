@@ -33,7 +33,8 @@ RANKS = range(LAYOUT.world_size)
 
 OF_HOLDER: tuple[Point, ...] = ("before_receive", "mid_receive", "after_receive", "before_ack")
 OF_AGENT: tuple[Point, ...] = ("before_send", "mid_send", "after_send")
-SEVERAL_A_STEP: tuple[Point, ...] = ("mid_copy", "mid_send", "mid_receive")
+# In the middle of the third step: a step has two tensors, and eight chunks.
+COUNTS: dict[Point, int] = {"mid_copy": 5, "mid_send": 20, "mid_receive": 20}
 
 
 class Program:
@@ -168,8 +169,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
 def test_a_death_at_any_point_costs_one_finished_step_at_most(
     job: Job, point: Point, victim: str
 ) -> None:
-    # In the middle of the third step.
-    count = 5 if point in SEVERAL_A_STEP else 3
+    count = COUNTS.get(point, 3)
     fault = None
     if point in OF_HOLDER or point in OF_AGENT:
         # The rank's process is there only later; its machine's death is what it dies of.

@@ -26,7 +26,11 @@ HANDSHAKE_TIMEOUT_S = 5.0
 IO_TIMEOUT_S = 30.0
 """For any single wait on an established blocking link."""
 
-CHUNK_BYTES = 1024 * 1024
+CHUNK_BYTES = 4 * 1024 * 1024
+"""As much at a time costs no more than a plain copy; a quarter of it, a third more."""
+
+PACED_CHUNK_BYTES = 256 * 1024
+"""At a limited rate, so that what others send comes in between."""
 
 _LOWER_EFFORT = 0x20
 """DSCP class selector 1, in the place that it has in IP_TOS."""
@@ -83,8 +87,9 @@ class Link:
         Raises:
             OSError: As for `send`.
         """
-        for start in range(0, len(payload), CHUNK_BYTES):
-            chunk = payload[start : start + CHUNK_BYTES]
+        size_bytes = CHUNK_BYTES if pace is None else PACED_CHUNK_BYTES
+        for start in range(0, len(payload), size_bytes):
+            chunk = payload[start : start + size_bytes]
             if pace is not None:
                 pace.wait(len(chunk))
             self._sock.sendall(chunk)
@@ -117,8 +122,7 @@ class Link:
         Raises:
             EOFError, OSError: As for `receive`.
         """
-        # Fewer, larger pieces cost a third of the time of those that just happen to be there.
-        count = self._sock.recv_into(place[:CHUNK_BYTES], 0, socket.MSG_WAITALL)
+        count = self._sock.recv_into(place[:CHUNK_BYTES])
         if count == 0 and len(place) > 0:
             raise EOFError(f"{self.peer} closed the connection")
         return count
@@ -218,7 +222,7 @@ class _DeadlineLink(Link):
 
 
 def _established(sock: socket.socket, peer: str) -> Link:
-    # Python's own time limit would ask the kernel before every piece, and take only a part of it.
+    # Python's own time limit would ask the kernel before every piece whether there is one.
     sock.settimeout(None)
     limit = struct.pack("@ll", int(IO_TIMEOUT_S), 0)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)

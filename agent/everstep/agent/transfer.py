@@ -6,16 +6,17 @@ loop never waits for a shard.
 
     put    {put: shard}           ->
                                   <-  {go} | {ok}: it is there already | {refused}
-           body, {crc32}          ->
+           body, {whole}          ->
                                   <-  {ok} | {refused}
     get    {get: {rank, step}}    ->
                                   <-  {shard, payload_bytes}, body, {whole} | {refused}
     doubt  {doubt: {rank, step}}  ->
                                   <-  {ok}: it was read again, and dropped if it is damaged
 
-What follows a body is {refused} when its rank began to overwrite it meanwhile. A backup's CRC tells
-that it arrived as it was sent, at once, while it can be sent again. What is got is about to be
-restored, and then its rank compares it with the checksum that it was saved with.
+What follows a body is {refused} when its rank began to overwrite it meanwhile. The agents do not
+compute checksums: that would take longer than the transfer, at every step, and could not tell
+damage in the memory of either machine from damage on the way. The ranks do, at both ends of it all:
+when a state is saved, and when it is restored. A shard that is found damaged then is doubted.
 
 A shard is {rank, step, attempt, metadata_bytes, tensor_bytes, checksum, job, layout}.
 """
@@ -26,9 +27,7 @@ import contextlib
 import logging
 import socket
 import threading
-import zlib
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import cast
 
 from everstep.agent.link import Link, Pace, accept, connect
@@ -135,10 +134,7 @@ class TransferServer:
     def _take(self, link: Link, request: wire.Header) -> None:
         def fill(body: memoryview) -> None:
             link.send({"go": True})
-            with _CrcOfPieces() as crc:
-                _receive_body(link, body, crc.add)
-            if _accepted(link.receive()).get("crc32") != crc.value:
-                raise PermanentError("the shard arrived damaged (bad checksum)")
+            _receive_body(link, body)
 
         try:
             self._store.take_in(_read_shard(request["put"]), fill)
@@ -161,7 +157,7 @@ class TransferServer:
         slot, shard = found
         link.send({"shard": _show_shard(shard), "payload_bytes": shard.body_bytes})
         link.send_payload(region.view.body(slot)[: shard.body_bytes])
-        link.send(_after_body(region, slot, shard, {"whole": True}))
+        link.send(_after_body(region, slot, shard))
 
 
 class BackupSender:
@@ -312,12 +308,9 @@ class _Lane:
         link.send({"put": _show_shard(shard)})
         answer = _accepted(link.receive())
         if "go" in answer:
-            body = region.view.body(slot)[: shard.body_bytes]
-            with ThreadPoolExecutor(1, "transfer-checksum") as pool:
-                crc32 = pool.submit(zlib.crc32, body)
-                link.send_payload(body, self._pace)
+            link.send_payload(region.view.body(slot)[: shard.body_bytes], self._pace)
             reached("after_send")
-            link.send(_after_body(region, slot, shard, {"crc32": crc32.result()}))
+            link.send(_after_body(region, slot, shard))
             _accepted(link.receive())
 
     def _connected(self) -> Link:
@@ -363,7 +356,7 @@ def pull(order: Pull, step: int, store: ShardStore, secret: bytes, job: str) -> 
             shard = _read_shard(answer.get("shard"))
             if (shard.rank, shard.step) != (order.rank, step):
                 raise PermanentError(f"{order.machine} answered with {shard}")
-            store.put_back(shard, lambda body: _get_body(link, body))
+            store.put_back(shard, lambda body: _receive_body(link, body))
         except (OSError, EOFError) as error:
             raise TransientError(f"pull from {order.machine} broke off: {error}") from error
 
@@ -382,43 +375,17 @@ def doubt(rank: int, step: int, holder: MachineInfo, secret: bytes, job: str) ->
             raise TransientError(f"machine {holder.machine} does not answer: {error}") from error
 
 
-class _CrcOfPieces:
-    """Checks what has come while the rest comes: both take about as long."""
-
-    def __init__(self) -> None:
-        self.value = 0
-        self._pool = ThreadPoolExecutor(1, "transfer-checksum")
-
-    def __enter__(self) -> _CrcOfPieces:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._pool.shutdown()
-
-    def add(self, piece: memoryview) -> None:
-        self._pool.submit(self._add, piece)
-
-    def _add(self, piece: memoryview) -> None:
-        self.value = zlib.crc32(piece, self.value)
-
-
-def _receive_body(link: Link, body: memoryview, see: Callable[[memoryview], None]) -> None:
+def _receive_body(link: Link, body: memoryview) -> None:
     while body:
-        count = link.receive_some(body)
-        see(body[:count])
-        body = body[count:]
+        body = body[link.receive_some(body) :]
         reached("mid_receive")
-
-
-def _get_body(link: Link, body: memoryview) -> None:
-    _receive_body(link, body, lambda _: None)
     _accepted(link.receive())
 
 
-def _after_body(region: SharedRegion, slot: int, shard: Shard, answer: wire.Header) -> wire.Header:
+def _after_body(region: SharedRegion, slot: int, shard: Shard) -> wire.Header:
     # A rank empties a slot before it writes to it: what reads the same as before was not touched.
     if region.view.read_slot(slot) == shard:
-        return answer
+        return {"whole": True}
     return wire.refusal(f"step {shard.step} of rank {shard.rank} was overwritten meanwhile")
 
 
