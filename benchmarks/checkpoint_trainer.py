@@ -5,8 +5,8 @@ seconds a step and those of them that training stood still for saving, in the qu
 how much longer our steps are than those of the same round without saving, in the median round.
 
 What a step computes fits into the caches, as a GPU does not share the host's memory either. Where
-the two cores are threads of one, whatever runs on the second slows the first by a tenth or more, and
-that shows here.
+the two cores are threads of one, whatever runs on the second slows the first by a tenth or more,
+and that shows here.
 """
 
 # torch is loosely typed.
