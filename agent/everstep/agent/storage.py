@@ -1,0 +1,456 @@
+"""The machine's part in the storage tier: saves beside training, and the way back.
+
+Everything that touches the storage happens in a child process (`everstep.checkpoint.tier`), one for
+each piece of work; the next one is started ahead, as loading torch takes seconds. A save that
+fails, hangs or takes too long is told as an alert, and never holds anybody up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from everstep.agent.shards import ShardStore, SharedRegion
+from everstep.agent.snapshots import Snapshot, copy_out, take_snapshot
+from everstep.core.errors import EverstepError, PermanentError, TransientError
+from everstep.core.model import (
+    Alert,
+    Observer,
+    StartOrder,
+    StorageReport,
+    StoredCheckpoint,
+    StoredShare,
+)
+from everstep.core.shard import Shard
+from everstep.core.stored import StoragePolicy, folder_name, short_run, symptom_of
+from everstep.storage import parcel
+
+logger = logging.getLogger(__name__)
+
+TIER_COMMAND = (sys.executable, "-m", "everstep.checkpoint.tier")
+
+SUBJECT = "storage"
+"""What alerts about the storage tier are about: no part of the machine, and no reason to stop."""
+
+_LOOK_PATIENCE_S = 120.0
+_DEATH_PATIENCE_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class StorageConfig:
+    """What an agent has to know to use the storage tier.
+
+    Attributes:
+        policy: What the spec says.
+        machine: Name of the machine.
+        job: Name of the job.
+        parallelism: The job's layout as text.
+        gpus_per_machine: Of the layout.
+        log: Where the children's output goes.
+        command: What to start for a piece of work, a descriptor's number to be added.
+    """
+
+    policy: StoragePolicy
+    machine: str
+    job: str
+    parallelism: str
+    gpus_per_machine: int
+    log: Path
+    command: Sequence[str] = TIER_COMMAND
+
+
+class FailedError(EverstepError):
+    """A piece of work failed.
+
+    Args:
+        reason: Why.
+        number: The system's error number, if there was one.
+    """
+
+    def __init__(self, reason: str, number: int | None) -> None:
+        super().__init__(reason, number)
+        self.reason = reason
+        self.number = number
+
+    def __str__(self) -> str:
+        return self.reason
+
+
+class Child:
+    """A process that waits for one piece of work.
+
+    Args:
+        command: What to run, a descriptor's number to be added.
+        log: Where its output goes.
+    """
+
+    def __init__(self, command: Sequence[str], log: Path) -> None:
+        self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs, log.open("ab") as output:
+            self._process = subprocess.Popen(
+                [*command, str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+            )
+        self.phase = "starting"
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    def send(self, content: dict[str, Any], fd: int | None = None) -> None:
+        """Tell it something.
+
+        Raises:
+            FailedError: It is gone.
+        """
+        try:
+            parcel.send(self._sock, content, fd)
+        except OSError as error:
+            raise FailedError(f"the storage process is gone: {error}", None) from error
+
+    def result(self, patience_s: float) -> dict[str, Any] | None:
+        """What came of it; None when it is not done in time.
+
+        Raises:
+            FailedError: It failed, or died.
+        """
+        deadline_s = time.monotonic() + patience_s
+        while (left_s := deadline_s - time.monotonic()) > 0:
+            self._sock.settimeout(left_s)
+            try:
+                packet = parcel.receive(self._sock)
+            except TimeoutError:
+                return None
+            except (OSError, ValueError) as error:
+                raise FailedError(f"the storage process: {error}", None) from error
+            if packet is None:
+                raise FailedError(f"the storage process {self._ending()}", None)
+            content, _ = packet
+            if "failed" in content:
+                raise FailedError(content["failed"], content["number"])
+            if "done" in content:
+                return dict(content["done"])
+            self.phase = str(content["phase"])
+        return None
+
+    def close(self) -> None:
+        """End it, whatever it does; what does not die is left to the kernel."""
+        self._sock.close()
+        self._process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_DEATH_PATIENCE_S)
+
+    def _ending(self) -> str:
+        try:
+            code = self._process.wait(_DEATH_PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            return "closed its channel"
+        return f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+
+
+@dataclass(slots=True)
+class _Gathering:
+    """A step of which some of this machine's ranks have been copied."""
+
+    attempt: int
+    step: int
+    skipped: bool
+    snapshots: dict[int, Snapshot] = field(default_factory=dict[int, Snapshot])
+
+
+class StorageTier:
+    """Saves this machine's ranks to storage, and brings them back. Safe for several threads.
+
+    Args:
+        config: What it has to know.
+        on_alert: Called, in any thread, with what somebody should know.
+    """
+
+    def __init__(self, config: StorageConfig, on_alert: Callable[[Alert], None]) -> None:
+        self._config = config
+        self._on_alert = on_alert
+        self._lock = threading.Lock()
+        self._order: StartOrder | None = None
+        self._gathering: _Gathering | None = None
+        self._saving: tuple[int, Child] | None = None
+        """Attempt and process of the save under way."""
+        self._spare: Child | None = None
+        self._last_save_s = time.monotonic()
+        self._closed = False
+        self._children: set[Child] = set()
+
+    @property
+    def policy(self) -> StoragePolicy:
+        """What the spec says."""
+        return self._config.policy
+
+    @property
+    def due_s(self) -> float:
+        """In how many seconds a save by time is due, as far as this machine knows."""
+        every_s = self.policy.every_s
+        return 0.0 if every_s is None else every_s - (time.monotonic() - self._last_save_s)
+
+    def begin(self, order: StartOrder) -> None:
+        """A new attempt is about to start here; what is under way goes on."""
+        with self._lock:
+            self._order = order
+            self._gathering = None
+        self._warm()
+
+    def keep(self, rank: int, step: int, region: SharedRegion) -> None:
+        """Take a copy of a rank's step, and save it once all ranks here have theirs.
+
+        Returns when the copy is made. Failures are told as alerts.
+        """
+        with self._lock:
+            gathering = self._gather(step)
+            if gathering is None or gathering.skipped:
+                return
+        try:
+            snapshot = take_snapshot(region, step)
+        except TransientError as error:
+            with self._lock:
+                gathering.skipped = True
+            self._warn(f"step {step} is not saved to storage: {error}", None)
+            return
+        with self._lock:
+            gathering.snapshots[rank] = snapshot
+            order = self._order
+            if order is None or gathering is not self._gathering or gathering.skipped:
+                return
+            if len(gathering.snapshots) < len(order.ranks):
+                return
+            self._gathering = None
+            child = self._take_child()
+            self._saving = gathering.attempt, child
+            self._last_save_s = time.monotonic()
+        work = threading.Thread(
+            target=self._save, args=(child, order, gathering), name=f"storage-{step}", daemon=True
+        )
+        work.start()
+
+    def look(self) -> StorageReport:
+        """What the storage shows to this machine; blocks."""
+        try:
+            done = self._run({"do": "look", "folder": self.policy.url, "job": self._config.job})
+        except FailedError as error:
+            return StorageReport(self._config.machine, (), (), error.reason)
+        return StorageReport(
+            self._config.machine,
+            tuple(StoredCheckpoint(**one) for one in done["checkpoints"]),
+            tuple((name, reason) for name, reason in done["unusable"]),
+        )
+
+    def bring_back(
+        self, share: StoredShare, step: int, attempt: int, store: ShardStore
+    ) -> list[tuple[int, str]]:
+        """Do this machine's part in restoring from storage; blocks.
+
+        Args:
+            share: Its part.
+            step: The checkpoint's.
+            attempt: The attempt that will start from it.
+            store: Where shards go.
+
+        Returns:
+            For each rank, or for the share as rank -1, why it could not be had, or empty.
+        """
+        url = f"{self.policy.url.rstrip('/')}/{self._config.job}/{share.checkpoint}"
+        try:
+            if not share.ranks:
+                self._run({"do": "check", "url": url, "share": share.share, "shares": share.shares})
+                return [(-1, "")]
+            self._fill(url, share, step, attempt, store)
+        except EverstepError as error:
+            return [(rank, str(error)) for rank in share.ranks or (-1,)]
+        return [(rank, "") for rank in share.ranks]
+
+    def close(self) -> None:
+        """End all that is under way."""
+        with self._lock:
+            self._closed = True
+            children = [*self._children]
+        for child in children:
+            child.close()
+
+    # --- Saving -----------------------------------------------------------------------------------
+
+    def _gather(self, step: int) -> _Gathering | None:
+        """The step's gathering; a save of an older attempt, which may never end, gives way."""
+        order = self._order
+        if order is None or self._closed:
+            return None
+        known = self._gathering
+        if known is not None and known.step == step:
+            return known
+        busy = self._saving
+        if busy is not None and busy[0] < order.attempt:
+            busy[1].close()
+            busy = self._saving = None
+        gathering = self._gathering = _Gathering(order.attempt, step, skipped=busy is not None)
+        if busy is not None:
+            threading.Thread(target=self._warn_busy, args=(step, busy[1].phase)).start()
+        return gathering
+
+    def _warn_busy(self, step: int, phase: str) -> None:
+        self._warn(f"step {step} is not saved to storage: the save before it is {phase}", None)
+
+    def _save(self, child: Child, order: StartOrder, gathering: _Gathering) -> None:
+        policy, step = self.policy, gathering.step
+        try:
+            self._send_save(child, order, gathering)
+            done = child.result(policy.slow_after_s)
+            if done is None:
+                self._warn(
+                    f"saving step {step} to {policy.url} takes more than {policy.slow_after_s:g} s:"
+                    f" it is {child.phase}",
+                    None,
+                )
+                done = child.result(policy.give_up_after_s - policy.slow_after_s)
+            if done is None:
+                raise FailedError(
+                    f"it was given up after {policy.give_up_after_s:g} s, {child.phase}", None
+                )
+            if done.get("not_removed"):
+                reason = done["not_removed"]
+                self._warn(f"old checkpoints cannot be removed: {reason}", done["number"])
+        except FailedError as error:
+            with self._lock:
+                given_way = self._closed or self._saving is None or self._saving[1] is not child
+            if not given_way:
+                self._warn(f"step {step} is not in storage: {error}", error.number)
+        finally:
+            self._drop(child)
+            with self._lock:
+                if self._saving is not None and self._saving[1] is child:
+                    self._saving = None
+            self._warm()
+
+    def _send_save(self, child: Child, order: StartOrder, gathering: _Gathering) -> None:
+        policy, config = self.policy, self._config
+        name = folder_name(gathering.step, gathering.attempt, order.run)
+        content: dict[str, Any] = {
+            "do": "save",
+            "folder": policy.url,
+            "url": f"{policy.url.rstrip('/')}/{config.job}/{name}",
+            "job": config.job,
+            "run": short_run(order.run),
+            "attempt": gathering.attempt,
+            "step": gathering.step,
+            "parallelism": config.parallelism,
+            "gpus_per_machine": config.gpus_per_machine,
+            "slot": order.slot,
+            "num_slots": order.num_machines,
+            "ranks_per_slot": len(order.ranks),
+            "give_up_after_s": policy.give_up_after_s,
+            "keep": policy.keep,
+            "shards": len(gathering.snapshots),
+        }
+        child.send(content)
+        for snapshot in gathering.snapshots.values():
+            child.send(asdict(snapshot.shard), snapshot.fd)
+        # From here on the child's own mapping keeps the memory.
+        gathering.snapshots.clear()
+
+    def _warn(self, detail: str, number: int | None) -> None:
+        machine = self._config.machine
+        logger.warning("%s", detail)
+        self._on_alert(
+            Alert(
+                Observer.AGENT,
+                symptom_of(number, self.policy.url),
+                time.time(),
+                f"{machine}: {detail}",
+                machine=machine,
+                subject=SUBJECT,
+            )
+        )
+
+    # --- The way back -----------------------------------------------------------------------------
+
+    def _fill(
+        self, url: str, share: StoredShare, step: int, attempt: int, store: ShardStore
+    ) -> None:
+        memory = {
+            rank: os.memfd_create(f"everstep-stored-{rank}", os.MFD_CLOEXEC) for rank in share.ranks
+        }
+        try:
+            packets = [({"rank": rank}, fd) for rank, fd in memory.items()]
+            done = self._run({"do": "fill", "url": url, "ranks": list(share.ranks)}, packets)
+            origin = store.origin
+            for one in done["filled"]:
+                shard = Shard(
+                    rank=one["rank"],
+                    step=step,
+                    attempt=attempt,
+                    metadata_bytes=one["metadata_bytes"],
+                    payload_bytes=one["payload_bytes"],
+                    checksum=one["checksum"],
+                    job=origin.job_print,
+                    layout=origin.layout_print,
+                )
+                fd = memory[shard.rank]
+                store.put_back(shard, lambda place, fd=fd: copy_out(fd, place))
+        finally:
+            for fd in memory.values():
+                os.close(fd)
+
+    def _run(
+        self, order: dict[str, Any], packets: Sequence[tuple[dict[str, Any], int]] = ()
+    ) -> dict[str, Any]:
+        """Have a child carry out an order.
+
+        Raises:
+            FailedError: It failed, or did not end in time.
+        """
+        patience_s = _LOOK_PATIENCE_S if order["do"] == "look" else self.policy.give_up_after_s
+        with self._lock:
+            child = self._take_child()
+        try:
+            child.send(order)
+            for content, fd in packets:
+                child.send(content, fd)
+            done = child.result(patience_s)
+            if done is None:
+                raise FailedError(f"{self.policy.url} does not answer within {patience_s:g} s", None)
+            return done
+        finally:
+            self._drop(child)
+            self._warm()
+
+    # --- Children ---------------------------------------------------------------------------------
+
+    def _warm(self) -> None:
+        with self._lock:
+            if self._spare is None and not self._closed:
+                self._spare = self._start_child()
+
+    def _take_child(self) -> Child:
+        child, self._spare = self._spare, None
+        return child or self._start_child()
+
+    def _start_child(self) -> Child:
+        if self._closed:
+            raise PermanentError("the machine is closed")
+        child = Child(self._config.command, self._config.log)
+        self._children.add(child)
+        return child
+
+    def _drop(self, child: Child) -> None:
+        with self._lock:
+            self._children.discard(child)
+        child.close()

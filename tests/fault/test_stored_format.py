@@ -1,0 +1,168 @@
+"""What is saved to storage: torch's format, everything once, every byte back, nothing damaged."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.fault.stored import save
+
+from everstep.checkpoint import tree
+from everstep.checkpoint.retrieving import Retrieval
+from everstep.core.errors import PermanentError
+from everstep.core.shard import aligned
+from everstep.storage.folder import Checkpoint, describe
+
+LAYOUT = "tp=2,pp=1,dp=2;order=tp-pp-dp"
+
+
+def state_of(rank: int) -> dict[str, Any]:
+    """Of rank tp + 2 * dp: weights by tp, a norm of all, and a random state of each one."""
+    tp = rank % 2
+    weights = torch.arange(24.0).view(4, 6) + 100 * tp
+    return {
+        "model": {"layers.0.w": weights, "norm": torch.ones(5, dtype=torch.bfloat16)},
+        "optimizer": {
+            "state": {0: {"step": torch.tensor(7.0), "m": weights.t() * 2, "tied": weights}},
+            "groups": [{"lr": 0.1 + 0.2, "betas": (0.9, 0.95), "name": None, "params": []}],
+        },
+        "rng": torch.tensor([rank, 3], dtype=torch.uint8),
+        "empty": torch.empty(0, 3),
+        "step": 7,
+    }
+
+
+def back(checkpoint: Checkpoint, rank: int) -> Any:
+    fd = os.memfd_create("back")
+    filled = Retrieval(describe(checkpoint)).fill(rank, fd)
+    body = memoryview(mmap.mmap(fd, 0))
+    os.close(fd)
+    metadata = bytes(body[: filled.metadata_bytes])
+    return tree.rebuild(metadata, body[aligned(filled.metadata_bytes) :])
+
+
+def assert_same(one: Any, other: Any) -> None:
+    assert type(one) is type(other)
+    if isinstance(one, torch.Tensor):
+        assert one.dtype == other.dtype
+        assert one.stride() == other.stride()
+        assert torch.equal(one, other)
+    elif isinstance(one, dict):
+        assert list(one) == list(other)
+        for key in one:
+            assert_same(one[key], other[key])
+    elif isinstance(one, list | tuple):
+        assert len(one) == len(other)
+        for left, right in zip(one, other, strict=True):
+            assert_same(left, right)
+    else:
+        assert one == other
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    root = tmp_path_factory.mktemp("storage")
+    return save(root, 7, LAYOUT, {rank: state_of(rank) for rank in range(4)}, ranks_per_slot=2)
+
+
+def test_every_rank_gets_its_state_back(checkpoint: Checkpoint) -> None:
+    for rank in range(4):
+        assert_same(back(checkpoint, rank), state_of(rank))
+
+
+def test_every_value_is_written_once_and_the_work_is_shared(checkpoint: Checkpoint) -> None:
+    description = describe(checkpoint)
+    by_slot = [set(description.wrote(slot)) for slot in range(2)]
+    written = sorted(key for slot in by_slot for key, _ in slot)
+    assert written == sorted(
+        [
+            "@tp0.model.layers.0.w", "@tp1.model.layers.0.w", "model.norm",
+            "optimizer.state.0.step",
+            "@tp0.optimizer.state.0.m", "@tp1.optimizer.state.0.m",
+            "@tp0.optimizer.state.0.tied", "@tp1.optimizer.state.0.tied",
+            "optimizer.groups.0.lr", "optimizer.groups.0.betas", "optimizer.groups.0.name",
+            "optimizer.groups.0.params",
+            "@tp0,dp0.rng", "@tp1,dp0.rng", "@tp0,dp1.rng", "@tp1,dp1.rng",
+            "empty", "step",
+        ]
+    )  # fmt: skip
+    # The two machines hold the same weights: each writes half of them.
+    heavy = [sum("0.w" in key or ".0." in key for key, _ in slot) for slot in by_slot]
+    assert min(heavy) >= 3
+
+
+READER = """
+import sys, torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+assert not any(name.startswith("everstep") for name in sys.modules)
+folder = sys.argv[1]
+dcp_to_torch_save(folder, folder + "/whole.pt")
+whole = torch.load(folder + "/whole.pt")
+assert whole["step"] == 7 and whole["model"]["norm"].dtype is torch.bfloat16
+assert whole["@tp1"]["model"]["layers.0.w"].sum() == sum(range(24)) + 2400
+assert whole["optimizer"]["groups"][0]["lr"] == 0.1 + 0.2
+into = {"model.norm": torch.zeros(5, dtype=torch.bfloat16), "@tp0.model.layers.0.w": torch.zeros(4, 6)}
+dcp.load(into, checkpoint_id=folder)
+assert torch.equal(into["@tp0.model.layers.0.w"], torch.arange(24.0).view(4, 6))
+assert torch.equal(into["model.norm"], torch.ones(5, dtype=torch.bfloat16))
+"""
+
+
+def test_torch_alone_reads_it(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    done = subprocess.run(
+        [sys.executable, "-P", "-W", "ignore", "-c", READER, checkpoint.path],
+        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+def files_of(checkpoint: Checkpoint) -> list[Path]:
+    return sorted(p for p in Path(checkpoint.path).rglob("*") if p.is_file())
+
+
+@pytest.mark.parametrize("how", ["flipped", "cut short", "missing"])
+def test_nothing_damaged_is_ever_loaded(tmp_path: Path, how: str) -> None:
+    whole = save(tmp_path, 7, LAYOUT, {rank: state_of(rank) for rank in range(4)}, 2)
+    Retrieval(describe(whole)).check(0, 1)
+    for file in files_of(whole):
+        if file.name in (".metadata", "whole.pt"):
+            continue
+        content = file.read_bytes()
+        damage(file, content, how)
+        refused = 0
+        try:
+            Retrieval(describe(whole)).check(0, 1)
+        except (PermanentError, OSError):
+            refused = 1
+        for rank in range(4):
+            try:
+                found = back(whole, rank)
+            except (PermanentError, OSError):
+                refused += 1
+            else:
+                assert_same(found, state_of(rank))
+        assert refused, file
+        file.write_bytes(content)
+    Retrieval(describe(whole)).check(0, 1)
+
+
+def damage(file: Path, content: bytes, how: str) -> None:
+    if how == "missing":
+        file.unlink()
+    elif how == "cut short":
+        file.write_bytes(content[: len(content) // 2])
+    else:
+        # In a tensor's bytes, if there are any: archives have padding that nobody reads.
+        at = content.find(torch.arange(24.0).numpy().tobytes())
+        at = at + 9 if at >= 0 else len(content) // 3
+        flipped = bytearray(content)
+        flipped[at] ^= 4
+        file.write_bytes(bytes(flipped))
