@@ -13,6 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 from everstep.agent.shards import ShardStore, SharedRegion
+from everstep.agent.storage import StorageTier
 from everstep.agent.transfer import BackupSender
 from everstep.core import channel
 from everstep.core.errors import EverstepError, PermanentError
@@ -38,6 +39,9 @@ class RankChannel:
         on_progress: Called with rank and step whenever the rank finished a step, in the channel's
             thread.
         backup_timeout_s: How long the rank waits for the holder to have a step, > 0.
+        tier: Where steps are sent to storage, or None without a storage tier.
+        stored: The checkpoint's folder in storage that the rank reads `restore_step` from; empty
+            when it is in memory.
     """
 
     def __init__(
@@ -51,6 +55,8 @@ class RankChannel:
         restore_step: int,
         on_progress: Callable[[int, int], None],
         backup_timeout_s: float,
+        tier: StorageTier | None = None,
+        stored: str = "",
     ) -> None:
         self.rank = rank
         self.attempt = attempt
@@ -66,6 +72,8 @@ class RankChannel:
         self._restore_step = restore_step
         self._on_progress = on_progress
         self._backup_timeout_s = backup_timeout_s
+        self._tier = tier
+        self._stored = stored
         self._replying = threading.Lock()
         self._greeted = False
         self._mended = False
@@ -110,8 +118,10 @@ class RankChannel:
                 case channel.Reserve(slot_bytes):
                     region = self._store.region_for(self.rank, slot_bytes)
                     self._reply(channel.Reserved(region.view.slot_bytes), region)
-                case channel.Saved(step, slot):
-                    self._saved(step, slot)
+                case channel.Saved(step, slot, to_storage):
+                    region = self._saved(step, slot)
+                    if to_storage and self._tier is not None:
+                        self._tier.keep(self.rank, step, region)
                 case channel.Report(step):
                     self._on_progress(self.rank, step)
                 case _:
@@ -133,6 +143,7 @@ class RankChannel:
             raise PermanentError("connect() was called before in this process")
         self._greeted = True
         origin = self._store.origin
+        policy = None if self._tier is None else self._tier.policy
         return channel.Welcome(
             self._store.machine,
             self.rank,
@@ -140,12 +151,18 @@ class RankChannel:
             origin.job,
             origin.layout,
             self._backup_timeout_s,
+            storage_every_steps=0 if policy is None else policy.every_steps or 0,
+            storage_every_s=0.0 if policy is None else float(policy.every_s or 0.0),
+            storage_due_s=0.0 if self._tier is None else self._tier.due_s,
         )
 
     def _restore(self) -> None:
         step = self._restore_step
         if step == FROM_THE_BEGINNING:
             self._reply(channel.Restored(None))
+            return
+        if self._stored:
+            self._reply(channel.Restored(step, self._stored))
             return
         region = self._store.region(self.rank)
         if region is None or region.view.find(step) is None:
@@ -174,19 +191,20 @@ class RankChannel:
         logger.warning("%s: fetched from machine %s", damaged, holder)
         self._restore()
 
-    def _saved(self, step: int, slot: int) -> None:
+    def _saved(self, step: int, slot: int) -> SharedRegion:
         region = self._store.region(self.rank)
         found = None if region is None else region.view.find(step)
-        if found is None or found[0] != slot:
+        if region is None or found is None or found[0] != slot:
             raise PermanentError(f"rank {self.rank} did not commit step {step} to slot {slot}")
         self._on_progress(self.rank, step)
         if self._holder is None:
             self._reply(channel.Protected(step, ok=True, reason=""))
-            return
+            return region
         self._saved_step = step
         self.unprotected_reason = f"machine {self._holder.machine} has not taken it yet"
         sending = self._sender.send(self.rank, step, self._holder)
         sending.add_done_callback(lambda sent: self._see_backup(step, sent))
+        return region
 
     def _see_backup(self, step: int, sent: Future[None]) -> None:
         error = sent.exception()

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from everstep.core.stored import StoragePolicy
+
 
 @dataclass(frozen=True, slots=True)
 class MachineConfig:
@@ -28,6 +30,7 @@ class MachineConfig:
         backup_timeout_s: How long a step may wait for its copy on the other machine, > 0.
         backup_bytes_per_s: How much backup traffic the machine may send, > 0, or None for no limit.
         prewarm_timeout_s: How long imports may take before ranks start as fresh programs, > 0.
+        storage: The storage tier, or None.
     """
 
     job: str
@@ -45,6 +48,7 @@ class MachineConfig:
     backup_timeout_s: float = 30.0
     backup_bytes_per_s: float | None = None
     prewarm_timeout_s: float = 300.0
+    storage: StoragePolicy | None = None
 
     @property
     def owner(self) -> str:

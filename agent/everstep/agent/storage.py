@@ -69,8 +69,8 @@ class StorageConfig:
     command: Sequence[str] = TIER_COMMAND
 
 
-class FailedError(EverstepError):
-    """A piece of work failed.
+class FailedError(TransientError):
+    """A piece of work failed; another time it may not.
 
     Args:
         reason: Why.
@@ -147,10 +147,19 @@ class Child:
             self.phase = str(content["phase"])
         return None
 
-    def close(self) -> None:
-        """End it, whatever it does; what does not die is left to the kernel."""
-        self._sock.close()
+    @property
+    def lives(self) -> bool:
+        """Whether it has not ended."""
+        return self._process.poll() is None
+
+    def kill(self) -> None:
+        """End it, whatever it does; whoever waits for its result hears of it."""
         self._process.kill()
+
+    def close(self) -> None:
+        """End it and let go of it; what does not die is left to the kernel."""
+        self._process.kill()
+        self._sock.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_DEATH_PATIENCE_S)
 
@@ -184,6 +193,7 @@ class StorageTier:
         self._config = config
         self._on_alert = on_alert
         self._lock = threading.Lock()
+        self._idle = threading.Condition(self._lock)
         self._order: StartOrder | None = None
         self._gathering: _Gathering | None = None
         self._saving: tuple[int, Child] | None = None
@@ -203,6 +213,10 @@ class StorageTier:
         """In how many seconds a save by time is due, as far as this machine knows."""
         every_s = self.policy.every_s
         return 0.0 if every_s is None else every_s - (time.monotonic() - self._last_save_s)
+
+    def url_of(self, checkpoint: str) -> str:
+        """A checkpoint's folder."""
+        return f"{self.policy.url.rstrip('/')}/{self._config.job}/{checkpoint}"
 
     def begin(self, order: StartOrder) -> None:
         """A new attempt is about to start here; what is under way goes on."""
@@ -243,6 +257,13 @@ class StorageTier:
         )
         work.start()
 
+    def wait_idle(self) -> None:
+        """Wait for the save under way, but not for one that takes too long."""
+        with self._idle:
+            self._idle.wait_for(
+                lambda: self._saving is None or self._closed, self.policy.slow_after_s
+            )
+
     def look(self) -> StorageReport:
         """What the storage shows to this machine; blocks."""
         try:
@@ -269,7 +290,7 @@ class StorageTier:
         Returns:
             For each rank, or for the share as rank -1, why it could not be had, or empty.
         """
-        url = f"{self.policy.url.rstrip('/')}/{self._config.job}/{share.checkpoint}"
+        url = self.url_of(share.checkpoint)
         try:
             if not share.ranks:
                 self._run({"do": "check", "url": url, "share": share.share, "shares": share.shares})
@@ -283,9 +304,12 @@ class StorageTier:
         """End all that is under way."""
         with self._lock:
             self._closed = True
-            children = [*self._children]
+            self._idle.notify_all()
+            children, spare = [*self._children], self._spare
         for child in children:
-            child.close()
+            child.kill()
+        if spare is not None:
+            spare.close()
 
     # --- Saving -----------------------------------------------------------------------------------
 
@@ -299,15 +323,13 @@ class StorageTier:
             return known
         busy = self._saving
         if busy is not None and busy[0] < order.attempt:
-            busy[1].close()
+            busy[1].kill()
             busy = self._saving = None
-        gathering = self._gathering = _Gathering(order.attempt, step, skipped=busy is not None)
+        self._gathering = _Gathering(order.attempt, step, skipped=busy is not None)
         if busy is not None:
-            threading.Thread(target=self._warn_busy, args=(step, busy[1].phase)).start()
-        return gathering
-
-    def _warn_busy(self, step: int, phase: str) -> None:
-        self._warn(f"step {step} is not saved to storage: the save before it is {phase}", None)
+            phase = busy[1].phase
+            self._warn(f"step {step} is not saved to storage: the save before is {phase}", None)
+        return self._gathering
 
     def _save(self, child: Child, order: StartOrder, gathering: _Gathering) -> None:
         policy, step = self.policy, gathering.step
@@ -338,6 +360,7 @@ class StorageTier:
             with self._lock:
                 if self._saving is not None and self._saving[1] is child:
                     self._saving = None
+                self._idle.notify_all()
             self._warm()
 
     def _send_save(self, child: Child, order: StartOrder, gathering: _Gathering) -> None:
@@ -346,7 +369,7 @@ class StorageTier:
         content: dict[str, Any] = {
             "do": "save",
             "folder": policy.url,
-            "url": f"{policy.url.rstrip('/')}/{config.job}/{name}",
+            "url": self.url_of(name),
             "job": config.job,
             "run": short_run(order.run),
             "attempt": gathering.attempt,
@@ -441,6 +464,10 @@ class StorageTier:
 
     def _take_child(self) -> Child:
         child, self._spare = self._spare, None
+        if child is not None and not child.lives:
+            child.close()
+            self._children.discard(child)
+            child = None
         return child or self._start_child()
 
     def _start_child(self) -> Child:
