@@ -46,6 +46,10 @@ def run_command(
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Replace a finished run in the same folder.")
     ] = False,
+    from_scratch: Annotated[
+        bool,
+        typer.Option("--from-scratch", help="Ignore checkpoints of earlier runs in storage."),
+    ] = False,
     temporal_port: Annotated[
         int | None, typer.Option(help="Port of the Temporal server.", min=1, max=65535)
     ] = None,
@@ -68,7 +72,7 @@ def run_command(
     preflight.check_host(world_size, len(names), path)
     if server.named_by_environment() is None:
         server.find_binary()
-    asyncio.run(_carry(spec, path, fresh, planned, (temporal_port, ui_port)))
+    asyncio.run(_carry(spec, path, fresh, planned, (temporal_port, ui_port), from_scratch))
 
 
 async def _carry(
@@ -77,6 +81,7 @@ async def _carry(
     fresh: bool,
     planned: tuple[faults.Fault, ...],
     wanted_ports: tuple[int | None, int | None],
+    from_scratch: bool,
 ) -> NoReturn:
     """Claim the folder, run to the end or until a person's signal, and end the process.
 
@@ -89,7 +94,7 @@ async def _carry(
     voice.say(
         f"run of {spec.name}: {spec.layout().world_size} ranks on {spec.machines} machines; {path}"
     )
-    local = LocalRun(spec, RunOptions(folder, planned, *wanted_ports), voice)
+    local = LocalRun(spec, RunOptions(folder, planned, *wanted_ports, from_scratch), voice)
     code = await _until_done(local, folder, interrupted)
     sys.stdout.flush()
     sys.stderr.flush()

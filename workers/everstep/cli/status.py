@@ -20,10 +20,13 @@ from everstep.core.errors import TransientError
 from everstep.core.model import Outcome
 from everstep.workers import runtime
 from everstep.workers.local.folder import RunFolder
+from everstep.workflows import story
 from everstep.workflows.incident import ResolveIncident
 from everstep.workflows.job import RunJob
 
 ANSWER_PATIENCE_S = 5.0
+
+NOTES_SHOWN = 5
 
 _BEFORE_TRAINING = ("starting", "gathering machines")
 
@@ -64,6 +67,8 @@ def print_status(folder: RunFolder, found: dict[str, Any]) -> None:
         out.print(f"standbys: {', '.join(found['standbys']) or 'none'}")
         out.print(f"evicted: {', '.join(found['evicted']) or 'none'}")
     out.print(f"incidents: {found['incidents']} (everstep incidents {where})")
+    for at_s, text in found["notes"][-NOTES_SHOWN:]:
+        out.print(f"{story.clock(at_s)} {escape(text)}")
 
 
 async def describe(folder: RunFolder) -> dict[str, Any]:
@@ -84,6 +89,7 @@ async def describe(folder: RunFolder) -> dict[str, Any]:
         "evicted": state.get("evicted", []),
         "incidents": len(list(folder.incidents.glob("*.json"))),
         "active_incident": None,
+        "notes": state.get("notes", []),
     }
     if running and "temporal" in state:
         try:
@@ -118,6 +124,7 @@ async def _ask(folder: RunFolder) -> dict[str, Any]:
         "evicted": list(status.evicted),
         "incidents": status.incidents,
         "active_incident": status.active_incident,
+        "notes": [[note.at_s, note.text] for note in status.notes],
     }
     if status.assignment is not None:
         found["attempt"] = status.assignment.attempt

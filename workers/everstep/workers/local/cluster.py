@@ -64,12 +64,14 @@ class RunOptions:
         planned: Faults to inject.
         temporal_port: Wanted port of the Temporal server, or None.
         ui_port: Wanted port of its web UI, or None.
+        from_scratch: Whether checkpoints of earlier runs in storage are to be ignored.
     """
 
     folder: RunFolder
     planned: tuple[faults.Fault, ...]
     temporal_port: int | None
     ui_port: int | None
+    from_scratch: bool = False
 
 
 class Narrator(Protocol):
@@ -255,7 +257,10 @@ class LocalRun:
             try:
                 return await client.start_workflow(
                     RunJob.run,
-                    args=[JobInput(spec, version, str(code)), None],
+                    args=[
+                        JobInput(spec, version, str(code), self._options.from_scratch),
+                        None,
+                    ],
                     id=workflow_id,
                     task_queue=names.CONTROLLER_QUEUE,
                     task_timeout=workflow_options.WORKFLOW_TASK_TIMEOUT,
@@ -344,6 +349,7 @@ class LocalRun:
                 slots=list(slots),
                 standbys=[info.machine for info in status.pool],
                 evicted=list(status.evicted),
+                notes=[[note.at_s, note.text] for note in status.notes],
             )
 
     async def _result(self, handle: WorkflowHandle[RunJob, JobResult]) -> JobResult:
@@ -378,10 +384,15 @@ class LocalRun:
     ) -> None:
         """Tell of incidents as they go, and of agents that end before they could join."""
         phase = ""
+        told: set[str] = set()
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
             try:
                 status = await handle.query(RunJob.status)
+                for note in status.notes:
+                    if note.text not in told:
+                        told.add(note.text)
+                        self._narrator.say(note.text)
                 if status.phase != phase and status.phase == "training":
                     self._narrator.say("all ranks are started; the first step takes longest")
                     self._plan.reached(0)
