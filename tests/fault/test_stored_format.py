@@ -6,18 +6,23 @@ import mmap
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tests.fault.stored import save
+from tests.fault.stored import JOB, held, order_of, save
 
 from everstep.checkpoint import tree
 from everstep.checkpoint.retrieving import Retrieval
-from everstep.core.errors import PermanentError
+from everstep.checkpoint.storing import Save, number_of, retain, text_of
+from everstep.core.errors import PermanentError, TransientError
+from everstep.core.faultpoint import STORAGE_POINTS, Point, StoragePoint, hooks
+from everstep.core.model import Symptom
 from everstep.core.shard import aligned
-from everstep.storage.folder import Checkpoint, describe
+from everstep.core.stored import newest_first, symptom_of
+from everstep.storage.folder import Checkpoint, JobFolder, describe
 
 LAYOUT = "tp=2,pp=1,dp=2;order=tp-pp-dp"
 
@@ -122,6 +127,95 @@ def test_torch_alone_reads_it(checkpoint: Checkpoint, tmp_path: Path) -> None:
         cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("point", STORAGE_POINTS)
+def test_a_death_at_any_point_leaves_a_whole_checkpoint_or_none(
+    tmp_path: Path, point: StoragePoint, victim: int
+) -> None:
+    """Two machines save; one of the processes is killed, and the other one does not wait long."""
+    states = {rank: state_of(rank) for rank in range(4)}
+    save(tmp_path, 6, LAYOUT, states, 2)
+    children = [
+        fork_save(tmp_path, 7, slot, point if slot == victim else None, states) for slot in (0, 1)
+    ]
+    ends = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children]
+    happens = victim == 0 or point not in ("storage_before_metadata", "storage_after_metadata")
+    assert ends[victim] == (-9 if happens else 0)
+    report = JobFolder(str(tmp_path), JOB).look("m0")
+    [best, *older] = newest_first(report.checkpoints)
+    is_whole = not happens or point == "storage_after_metadata"
+    # A machine that dies when all is written may be missed by nobody.
+    is_whole = is_whole or (victim == 1 and point == "storage_after_write" and best.step == 7)
+    assert [best.step, *(one.step for one in older)] == ([7, 6] if is_whole else [6])
+    Retrieval(describe(JobFolder(str(tmp_path), JOB).checkpoint(best.name))).check(0, 1)
+    # The next save sweeps up what is left of it.
+    last = save(tmp_path, 8, LAYOUT, states, 2)
+    retain(str(tmp_path), JOB, last.url.rpartition("/")[2], 2)
+    report = JobFolder(str(tmp_path), JOB).look("m0")
+    assert [one.step for one in newest_first(report.checkpoints)] == [8, 7 if is_whole else 6]
+    assert report.unusable == ()
+
+
+def fork_save(
+    root: Path, step: int, slot: int, point: StoragePoint | None, states: dict[int, dict[str, Any]]
+) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+
+        def die(reached: Point) -> None:
+            if reached == point:
+                os.kill(os.getpid(), 9)
+
+        hooks.append(die)
+        order = order_of(root, step, LAYOUT, slot, 2, 2, give_up_after_s=2.0)
+        shards = [held(rank, states[rank]) for rank in (2 * slot, 2 * slot + 1)]
+        Save(order, shards, lambda _: None).run()
+    except TransientError:
+        os._exit(1)
+    finally:
+        os._exit(0)
+
+
+@pytest.mark.parametrize(
+    ("url", "words", "symptom"),
+    [
+        ("/proc/everstep-no-such", "ENOENT", Symptom.FILESYSTEM_MOUNT),
+        ("nosuch://bucket/x", "Protocol not known", Symptom.EXTERNAL_SERVICE_ERROR),
+    ],
+)
+def test_a_storage_of_no_use_is_named(url: str, words: str, symptom: Symptom) -> None:
+    with pytest.raises((PermanentError, OSError)) as refused:
+        save(url, 7, "dp=1;order=dp", {0: state_of(0)})
+    assert words in text_of(refused.value)
+    assert symptom_of(number_of(refused.value), url) is symptom
+
+
+def test_a_shard_that_was_damaged_in_memory_is_not_stored(tmp_path: Path) -> None:
+    shard = held(0, state_of(0))
+    shard.body[-1] ^= 1
+    with pytest.raises(PermanentError, match="rank 0's state was damaged in memory"):
+        Save(order_of(tmp_path, 7, "dp=1;order=dp", 0, 1, 1), [shard], lambda _: None).run()
+    assert JobFolder(str(tmp_path), JOB).look("m0").checkpoints == ()
+
+
+def test_one_machine_that_gives_up_does_not_let_the_others_wait(tmp_path: Path) -> None:
+    def other() -> str:
+        order = order_of(tmp_path, 7, "dp=2;order=dp", 0, 2, 1, give_up_after_s=60.0)
+        with pytest.raises(PermanentError) as refused:
+            Save(order, [held(0, state_of(0))], lambda _: None).run()
+        return str(refused.value)
+
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(other)
+        shard = held(1, state_of(1))
+        shard.body[-1] ^= 1
+        with pytest.raises(PermanentError):
+            Save(order_of(tmp_path, 7, "dp=2;order=dp", 1, 2, 1), [shard], lambda _: None).run()
+        assert "slot 1 gave up: rank 1's state was damaged in memory" in waiting.result(30)
 
 
 def files_of(checkpoint: Checkpoint) -> list[Path]:

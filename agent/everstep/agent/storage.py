@@ -1,8 +1,8 @@
 """The machine's part in the storage tier: saves beside training, and the way back.
 
-Everything that touches the storage happens in a child process (`everstep.checkpoint.tier`), one for
-each piece of work; the next one is started ahead, as loading torch takes seconds. A save that
-fails, hangs or takes too long is told as an alert, and never holds anybody up.
+Everything that touches the storage happens in a child process (`everstep.checkpoint.tier`), which
+is started ahead, as loading torch takes seconds, and replaced when it fails. A save that fails,
+hangs or takes too long is told as an alert, and never holds anybody up.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from everstep.storage import parcel
 logger = logging.getLogger(__name__)
 
 TIER_COMMAND = (sys.executable, "-m", "everstep.checkpoint.tier")
+LOOK_COMMAND = (sys.executable, "-m", "everstep.storage.look")
 
 SUBJECT = "storage"
 """What alerts about the storage tier are about: no part of the machine, and no reason to stop."""
@@ -57,7 +58,7 @@ class StorageConfig:
         parallelism: The job's layout as text.
         gpus_per_machine: Of the layout.
         log: Where the children's output goes.
-        command: What to start for a piece of work, a descriptor's number to be added.
+        command: What to start for a piece of work, if not `TIER_COMMAND`.
     """
 
     policy: StoragePolicy
@@ -66,7 +67,7 @@ class StorageConfig:
     parallelism: str
     gpus_per_machine: int
     log: Path
-    command: Sequence[str] = TIER_COMMAND
+    command: Sequence[str] = ()
 
 
 class FailedError(TransientError):
@@ -87,7 +88,7 @@ class FailedError(TransientError):
 
 
 class Child:
-    """A process that waits for one piece of work.
+    """A process that waits for work.
 
     Args:
         command: What to run, a descriptor's number to be added.
@@ -104,12 +105,20 @@ class Child:
                 stdout=output,
                 stderr=output,
             )
+        self._killed = False
         self.phase = "starting"
+        self.items: list[dict[str, Any]] = []
 
     @property
     def pid(self) -> int:
         """Its process id."""
         return self._process.pid
+
+    def begin(self) -> None:
+        """A piece of work begins."""
+        if self.phase != "starting":
+            self.phase = "beginning"
+        self.items = []
 
     def send(self, content: dict[str, Any], fd: int | None = None) -> None:
         """Tell it something.
@@ -144,16 +153,20 @@ class Child:
                 raise FailedError(content["failed"], content["number"])
             if "done" in content:
                 return dict(content["done"])
-            self.phase = str(content["phase"])
+            if "item" in content:
+                self.items.append(content["item"])
+            else:
+                self.phase = str(content["phase"])
         return None
 
     @property
     def lives(self) -> bool:
         """Whether it has not ended."""
-        return self._process.poll() is None
+        return not self._killed and self._process.poll() is None
 
     def kill(self) -> None:
         """End it, whatever it does; whoever waits for its result hears of it."""
+        self._killed = True
         self._process.kill()
 
     def close(self) -> None:
@@ -169,6 +182,17 @@ class Child:
         except subprocess.TimeoutExpired:
             return "closed its channel"
         return f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+
+
+@dataclass(slots=True)
+class _Saving:
+    """The save under way."""
+
+    attempt: int
+    step: int
+    child: Child
+    told: bool = False
+    """Whether somebody knows that another one would be due."""
 
 
 @dataclass(slots=True)
@@ -196,8 +220,7 @@ class StorageTier:
         self._idle = threading.Condition(self._lock)
         self._order: StartOrder | None = None
         self._gathering: _Gathering | None = None
-        self._saving: tuple[int, Child] | None = None
-        """Attempt and process of the save under way."""
+        self._saving: _Saving | None = None
         self._spare: Child | None = None
         self._last_save_s = time.monotonic()
         self._closed = False
@@ -250,7 +273,7 @@ class StorageTier:
                 return
             self._gathering = None
             child = self._take_child()
-            self._saving = gathering.attempt, child
+            self._saving = _Saving(gathering.attempt, step, child)
             self._last_save_s = time.monotonic()
         work = threading.Thread(
             target=self._save, args=(child, order, gathering), name=f"storage-{step}", daemon=True
@@ -266,15 +289,20 @@ class StorageTier:
 
     def look(self) -> StorageReport:
         """What the storage shows to this machine; blocks."""
+        machine = self._config.machine
+        child = self._adopt(LOOK_COMMAND)
         try:
-            done = self._run({"do": "look", "folder": self.policy.url, "job": self._config.job})
+            child.send({"folder": self.policy.url, "job": self._config.job})
+            if child.result(_LOOK_PATIENCE_S) is None:
+                late = f"{self.policy.url} does not answer within {_LOOK_PATIENCE_S:g} s"
+                return StorageReport(machine, (), (), late)
         except FailedError as error:
-            return StorageReport(self._config.machine, (), (), error.reason)
-        return StorageReport(
-            self._config.machine,
-            tuple(StoredCheckpoint(**one) for one in done["checkpoints"]),
-            tuple((name, reason) for name, reason in done["unusable"]),
-        )
+            return StorageReport(machine, (), (), error.reason)
+        finally:
+            self._drop(child)
+        found = [StoredCheckpoint(**i["checkpoint"]) for i in child.items if "checkpoint" in i]
+        unusable = [(i["name"], i["reason"]) for i in child.items if "name" in i]
+        return StorageReport(machine, tuple(found), tuple(unusable))
 
     def bring_back(
         self, share: StoredShare, step: int, attempt: int, store: ShardStore
@@ -322,18 +350,23 @@ class StorageTier:
         if known is not None and known.step == step:
             return known
         busy = self._saving
-        if busy is not None and busy[0] < order.attempt:
-            busy[1].kill()
+        if busy is not None and busy.attempt < order.attempt:
+            busy.child.kill()
             busy = self._saving = None
         self._gathering = _Gathering(order.attempt, step, skipped=busy is not None)
-        if busy is not None:
-            phase = busy[1].phase
-            self._warn(f"step {step} is not saved to storage: the save before is {phase}", None)
+        if busy is not None and not busy.told:
+            busy.told = True
+            self._warn(
+                f"step {step} is not saved to storage: step {busy.step} is still being saved"
+                f" ({busy.child.phase})",
+                None,
+            )
         return self._gathering
 
     def _save(self, child: Child, order: StartOrder, gathering: _Gathering) -> None:
         policy, step = self.policy, gathering.step
         try:
+            child.begin()
             self._send_save(child, order, gathering)
             done = child.result(policy.slow_after_s)
             if done is None:
@@ -352,16 +385,17 @@ class StorageTier:
                 self._warn(f"old checkpoints cannot be removed: {reason}", done["number"])
         except FailedError as error:
             with self._lock:
-                given_way = self._closed or self._saving is None or self._saving[1] is not child
+                saving = self._saving
+                given_way = self._closed or saving is None or saving.child is not child
+            child.kill()
             if not given_way:
                 self._warn(f"step {step} is not in storage: {error}", error.number)
         finally:
-            self._drop(child)
             with self._lock:
-                if self._saving is not None and self._saving[1] is child:
+                if self._saving is not None and self._saving.child is child:
                     self._saving = None
                 self._idle.notify_all()
-            self._warm()
+            self._give_back(child)
 
     def _send_save(self, child: Child, order: StartOrder, gathering: _Gathering) -> None:
         policy, config = self.policy, self._config
@@ -440,10 +474,12 @@ class StorageTier:
         Raises:
             FailedError: It failed, or did not end in time.
         """
-        patience_s = _LOOK_PATIENCE_S if order["do"] == "look" else self.policy.give_up_after_s
+        patience_s = self.policy.give_up_after_s
         with self._lock:
             child = self._take_child()
+        done: dict[str, Any] | None = None
         try:
+            child.begin()
             child.send(order)
             for content, fd in packets:
                 child.send(content, fd)
@@ -452,15 +488,20 @@ class StorageTier:
                 raise FailedError(f"{self.policy.url} does not answer within {patience_s:g} s", None)
             return done
         finally:
-            self._drop(child)
-            self._warm()
+            if done is None:
+                child.kill()
+            self._give_back(child)
 
     # --- Children ---------------------------------------------------------------------------------
 
     def _warm(self) -> None:
         with self._lock:
             if self._spare is None and not self._closed:
-                self._spare = self._start_child()
+                self._spare = self._start_child(self._config.command or TIER_COMMAND)
+
+    def _adopt(self, command: Sequence[str]) -> Child:
+        with self._lock:
+            return self._start_child(command)
 
     def _take_child(self) -> Child:
         child, self._spare = self._spare, None
@@ -468,14 +509,23 @@ class StorageTier:
             child.close()
             self._children.discard(child)
             child = None
-        return child or self._start_child()
+        return child or self._start_child(self._config.command or TIER_COMMAND)
 
-    def _start_child(self) -> Child:
+    def _start_child(self, command: Sequence[str]) -> Child:
         if self._closed:
             raise PermanentError("the machine is closed")
-        child = Child(self._config.command, self._config.log)
+        child = Child(command, self._config.log)
         self._children.add(child)
         return child
+
+    def _give_back(self, child: Child) -> None:
+        """Keep a child for the next piece of work, or another one if it is of no more use."""
+        with self._lock:
+            if child.lives and self._spare is None and not self._closed:
+                self._spare = child
+                return
+        self._drop(child)
+        self._warm()
 
     def _drop(self, child: Child) -> None:
         with self._lock:

@@ -1,8 +1,8 @@
-"""What an agent starts for each piece of work with the storage tier.
+"""What an agent starts to work with the storage tier.
 
 Run as `python -m everstep.checkpoint.tier FD`, where FD is one end of a `storage.parcel` socket. It
-loads torch, waits for one order, carries it out, answers, and ends: a filesystem may hang, leak or
-kill it, and nothing else suffers. Orders are `save`, `look`, `fill` and `check`.
+loads torch, and carries out one order after the other: a filesystem may hang it or kill it, and
+nothing else suffers. Orders are `save`, `fill` and `check`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import contextlib
 import logging
 import mmap
 import os
+import select
 import socket
 import threading
 import warnings
@@ -26,13 +27,15 @@ from everstep.checkpoint.storing import HeldShard, Save, SaveOrder, number_of, r
 from everstep.core.errors import PermanentError
 from everstep.core.shard import body_bytes
 from everstep.storage import parcel
-from everstep.storage.folder import Checkpoint, JobFolder, describe
+from everstep.storage.folder import Checkpoint, describe
 
 logger = logging.getLogger(__name__)
 
+_NICENESS = 5
+
 
 class Worker:
-    """Carries out one order.
+    """Carries out orders.
 
     Args:
         sock: To the agent.
@@ -43,14 +46,14 @@ class Worker:
         self._phase = ""
 
     def serve(self) -> None:
-        """Wait for the order, and answer it."""
-        first = parcel.receive(self._sock)
-        if first is None:
-            return
-        order, _ = first
+        """Answer orders until the agent is gone."""
+        while (packet := parcel.receive(self._sock)) is not None:
+            self._phase = ""
+            self._answer(packet[0])
+
+    def _answer(self, order: dict[str, Any]) -> None:
         kinds: Mapping[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
             "save": self._save,
-            "look": self._look,
             "fill": self._fill,
             "check": self._check,
         }
@@ -65,7 +68,6 @@ class Worker:
 
     def _save(self, order: dict[str, Any]) -> dict[str, Any]:
         shards = [self._take_shard() for _ in range(order["shards"])]
-        self._watch_agent()
         given = SaveOrder(**{field.name: order[field.name] for field in fields(SaveOrder)})
         Save(given, shards, self._tell_phase).run()
         if given.slot == 0 and order["keep"]:
@@ -84,20 +86,12 @@ class Worker:
             body = memoryview(mmap.mmap(fd, size_bytes))
         return HeldShard(shard["rank"], body, shard["metadata_bytes"], shard["checksum"])
 
-    def _look(self, order: dict[str, Any]) -> dict[str, Any]:
-        self._watch_agent()
-        report = JobFolder(order["folder"], order["job"]).look("")
-        checkpoints = [asdict(one) for one in report.checkpoints]
-        return {"checkpoints": checkpoints, "unusable": report.unusable}
-
     def _fill(self, order: dict[str, Any]) -> dict[str, Any]:
         memory = [self._next() for _ in order["ranks"]]
-        self._watch_agent()
         retrieval = Retrieval(describe(Checkpoint(order["url"])))
         return {"filled": [asdict(retrieval.fill(one["rank"], fd)) for one, fd in memory]}
 
     def _check(self, order: dict[str, Any]) -> dict[str, Any]:
-        self._watch_agent()
         Retrieval(describe(Checkpoint(order["url"]))).check(order["share"], order["shares"])
         return {}
 
@@ -112,16 +106,6 @@ class Worker:
             self._phase = phase
             parcel.send(self._sock, {"phase": phase})
 
-    def _watch_agent(self) -> None:
-        """End with the agent: nobody would know of this process any more."""
-
-        def watch() -> None:
-            with contextlib.suppress(OSError):
-                self._sock.recv(1)
-            os._exit(1)
-
-        threading.Thread(target=watch, name="watch-agent", daemon=True).start()
-
 
 class _Descriptor:
     def __init__(self, fd: int) -> None:
@@ -129,6 +113,18 @@ class _Descriptor:
 
     def close(self) -> None:
         os.close(self._fd)
+
+
+def end_with_agent(sock: socket.socket) -> None:
+    """End as soon as the agent is gone: nobody would know of this process any more."""
+
+    def watch() -> None:
+        poll = select.poll()
+        poll.register(sock, select.POLLHUP)
+        poll.poll()
+        os._exit(1)
+
+    threading.Thread(target=watch, name="watch-agent", daemon=True).start()
 
 
 def main() -> None:
@@ -141,7 +137,8 @@ def main() -> None:
     warnings.filterwarnings("ignore", module="torch")
     # Training has the cores.
     torch.set_num_threads(1)
-    os.nice(10)
+    os.nice(_NICENESS)
+    end_with_agent(sock)
     Worker(sock).serve()
 
 
