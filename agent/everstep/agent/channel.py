@@ -120,6 +120,7 @@ class RankChannel:
                     self._reply(channel.Reserved(region.view.slot_bytes), region)
                 case channel.Saved(step, slot, to_storage):
                     region = self._saved(step, slot)
+                    self._store.offer(self.rank, step)
                     if to_storage and self._tier is not None:
                         self._tier.keep(self.rank, step, region)
                 case channel.Report(step):

@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from everstep.agent.shards import ShardStore, SharedRegion
+from everstep.agent.shards import ShardStore, SharedRegion, free_memory_bytes
 from everstep.agent.snapshots import Snapshot, copy_out, take_snapshot
 from everstep.core.errors import EverstepError, PermanentError, TransientError
 from everstep.core.model import (
@@ -43,6 +43,7 @@ LOOK_COMMAND = (sys.executable, "-m", "everstep.storage.look")
 SUBJECT = "storage"
 """What alerts about the storage tier are about: no part of the machine, and no reason to stop."""
 
+_START_PATIENCE_S = 300.0
 _LOOK_PATIENCE_S = 120.0
 _DEATH_PATIENCE_S = 5.0
 
@@ -115,10 +116,18 @@ class Child:
         return self._process.pid
 
     def begin(self) -> None:
-        """A piece of work begins."""
-        if self.phase != "starting":
-            self.phase = "beginning"
-        self.items = []
+        """Wait until it can work: that it loads torch is not the storage's fault.
+
+        Raises:
+            FailedError: It died, or cannot.
+        """
+        deadline_s = time.monotonic() + _START_PATIENCE_S
+        while self.phase == "starting":
+            packet = self._next(deadline_s)
+            if packet is None:
+                raise FailedError("the storage process does not start", None)
+            self.phase = str(packet.get("phase"))
+        self.phase = "beginning"
 
     def send(self, content: dict[str, Any], fd: int | None = None) -> None:
         """Tell it something.
@@ -138,17 +147,7 @@ class Child:
             FailedError: It failed, or died.
         """
         deadline_s = time.monotonic() + patience_s
-        while (left_s := deadline_s - time.monotonic()) > 0:
-            self._sock.settimeout(left_s)
-            try:
-                packet = parcel.receive(self._sock)
-            except TimeoutError:
-                return None
-            except (OSError, ValueError) as error:
-                raise FailedError(f"the storage process: {error}", None) from error
-            if packet is None:
-                raise FailedError(f"the storage process {self._ending()}", None)
-            content, _ = packet
+        while (content := self._next(deadline_s)) is not None:
             if "failed" in content:
                 raise FailedError(content["failed"], content["number"])
             if "done" in content:
@@ -158,6 +157,18 @@ class Child:
             else:
                 self.phase = str(content["phase"])
         return None
+
+    def _next(self, deadline_s: float) -> dict[str, Any] | None:
+        self._sock.settimeout(max(0.001, deadline_s - time.monotonic()))
+        try:
+            packet = parcel.receive(self._sock)
+        except TimeoutError:
+            return None
+        except (OSError, ValueError) as error:
+            raise FailedError(f"the storage process: {error}", None) from error
+        if packet is None:
+            raise FailedError(f"the storage process {self._ending()}", None)
+        return packet[0]
 
     @property
     def lives(self) -> bool:
@@ -258,7 +269,7 @@ class StorageTier:
             if gathering is None or gathering.skipped:
                 return
         try:
-            snapshot = take_snapshot(region, step)
+            snapshot = take_snapshot(region.view, rank, step, free_memory_bytes())
         except TransientError as error:
             with self._lock:
                 gathering.skipped = True

@@ -139,6 +139,7 @@ def main() -> None:
     torch.set_num_threads(1)
     os.nice(_NICENESS)
     end_with_agent(sock)
+    parcel.send(sock, {"phase": "ready"})
     Worker(sock).serve()
 
 

@@ -27,6 +27,7 @@ METADATA = ".metadata"
 """torch's file; with it a checkpoint is complete."""
 
 DIGEST_BYTES = 16
+COPY_BYTES = 16 * 2**20
 
 
 def digest_of(data: bytes | memoryview) -> str:
@@ -264,6 +265,35 @@ class JobFolder:
             layout=str(summary["parallelism"]),
             size_bytes=int(summary["size_bytes"]),
         )
+
+
+def is_empty(url: str) -> bool:
+    """Whether nothing is in a folder, or it is not there.
+
+    Raises:
+        PermanentError: There is no such kind of filesystem.
+        OSError: It cannot be read.
+    """
+    fs, path = _filesystem(url)
+    return not fs.exists(path) or not fs.ls(path, detail=False)
+
+
+def copy_checkpoint(checkpoint: Checkpoint, url: str) -> None:
+    """Copy a checkpoint to any filesystem; what makes it one goes last.
+
+    Raises:
+        PermanentError: There is no such kind of filesystem.
+        OSError: Something cannot be read or written.
+    """
+    fs, path = _filesystem(url)
+    root = checkpoint.path.rstrip("/")
+    files = sorted(checkpoint.fs.find(root), key=lambda file: str(file).endswith(METADATA))
+    for file in files:
+        target = f"{path}/{str(file).removeprefix(root).lstrip('/')}"
+        fs.makedirs(target.rpartition("/")[0], exist_ok=True)
+        with checkpoint.fs.open(file, "rb") as source, fs.open(target, "wb") as sink:
+            while data := source.read(COPY_BYTES):
+                sink.write(data)
 
 
 def _filesystem(url: str) -> tuple[Any, str]:
