@@ -302,6 +302,8 @@ class ResolveIncident:
 
         if self._job.spec.checkpoint.storage is None:
             return storage.Source(FROM_THE_BEGINNING)
+        if not plan.missing:
+            self._story.tell("no machine's memory holds any step")
         source = await self._unless_overtaken(from_storage())
         assert source is not None  # noqa: S101 - nothing was said of a job that finishes
         return source
