@@ -10,11 +10,11 @@ import psutil
 import pytest
 import torch
 import yaml
-from tests.e2e.local import Finished, assert_nothing_left, everstep, processes_of, start, until
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from everstep.storage.folder import JobFolder
 from everstep.workers.local import faults
+from tests.e2e.local import Finished, assert_nothing_left, everstep, processes_of, start, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.timeout(400)]
 
@@ -34,7 +34,8 @@ if restored is not None:
     torch.set_rng_state(restored.state["rng"])
 for step in range(first, {STEPS} + 1):
     w = w * 0.9 + torch.randn(100_000)
-    session.save(step, {{"w": w, "rng": torch.get_rng_state(), "same": torch.ones(9), "step": step}})
+    rng, same = torch.get_rng_state(), torch.ones(9)
+    session.save(step, {{"w": w, "rng": rng, "same": same, "step": step}})
     while step == {PAUSE_AT} and not (out / "go").exists():
         time.sleep(0.05)
 digest = hashlib.sha256(w.numpy().tobytes()).hexdigest()

@@ -113,7 +113,7 @@ whole = torch.load(folder + "/whole.pt")
 assert whole["step"] == 7 and whole["model"]["norm"].dtype is torch.bfloat16
 assert whole["@tp1"]["model"]["layers.0.w"].sum() == sum(range(24)) + 2400
 assert whole["optimizer"]["groups"][0]["lr"] == 0.1 + 0.2
-into = {"model.norm": torch.zeros(5, dtype=torch.bfloat16), "@tp0.model.layers.0.w": torch.zeros(4, 6)}
+into = {"model.norm": torch.zeros(5).bfloat16(), "@tp0.model.layers.0.w": torch.zeros(4, 6)}
 dcp.load(into, checkpoint_id=folder)
 assert torch.equal(into["@tp0.model.layers.0.w"], torch.arange(24.0).view(4, 6))
 assert torch.equal(into["model.norm"], torch.ones(5, dtype=torch.bfloat16))

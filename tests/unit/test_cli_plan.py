@@ -44,7 +44,15 @@ def test_json_of_figure_9(tmp_path: Path) -> None:
     assert result.exit_code == 0
     found = json.loads(result.stdout)
     assert found == plan(FIG_9)
-    assert set(found) == {"machines", "ranks", "groups", "backup", "unprotected", "standby", "storage"}
+    assert set(found) == {
+        "machines",
+        "ranks",
+        "groups",
+        "backup",
+        "unprotected",
+        "standby",
+        "storage",
+    }
     assert found["machines"][4] == {"machine": 4, "ranks": [8, 9]}
     assert found["ranks"][9] == {
         "rank": 9,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from tests.fakes.control import Control, controlled
-from tests.fakes.fleet import FakeWorld
 
 from everstep.core.model import Outcome, StoredCheckpoint
 from everstep.spec.job import JobSpec
+from tests.fakes.control import Control, controlled
+from tests.fakes.fleet import FakeWorld
 
 pytestmark = [pytest.mark.server]
 

@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -471,8 +472,7 @@ class StorageTier:
                     job=origin.job_print,
                     layout=origin.layout_print,
                 )
-                fd = memory[shard.rank]
-                store.put_back(shard, lambda place, fd=fd: copy_out(fd, place))
+                store.put_back(shard, partial(copy_out, memory[shard.rank]))
         finally:
             for fd in memory.values():
                 os.close(fd)
@@ -496,7 +496,9 @@ class StorageTier:
                 child.send(content, fd)
             done = child.result(patience_s)
             if done is None:
-                raise FailedError(f"{self.policy.url} does not answer within {patience_s:g} s", None)
+                raise FailedError(
+                    f"{self.policy.url} does not answer within {patience_s:g} s", None
+                )
             return done
         finally:
             if done is None:

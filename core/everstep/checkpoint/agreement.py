@@ -43,7 +43,6 @@ class Agreement(ABC):
             PermanentError: The other ranks cannot be asked.
         """
 
-
     @abstractmethod
     def choose(self, number: int) -> None:
         """Have the attempt's save of that number sent to storage, by all ranks.

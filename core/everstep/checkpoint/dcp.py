@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
-from torch.distributed.checkpoint import DefaultSavePlanner
 from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader, FsspecWriter
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
@@ -106,9 +106,7 @@ class Writer:
         found: dict[Item, Located] = {}
         for result in self._writer.write_data(plan, planner).wait():
             item, place = by_index[result.index], result.storage_data
-            found[item] = Located(
-                place.relative_path, place.offset, place.length, values[item][2]
-            )
+            found[item] = Located(place.relative_path, place.offset, place.length, values[item][2])
         return found
 
     def finish(self, contents: Iterable[Content], located: Mapping[Item, Located]) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
-import torch.distributed.checkpoint as torch_checkpoint
+from torch.distributed.checkpoint import state_dict_loader
 
 from everstep.checkpoint import dcp, storing, tree
 from everstep.core.errors import PermanentError
@@ -60,7 +60,7 @@ def load(url: str, into: Mapping[Any, Any], rank: int) -> dict[Any, Any]:
     with warnings.catch_warnings():
         # That each rank reads for itself is meant so.
         warnings.filterwarnings("ignore", "torch.distributed is disabled")
-        torch_checkpoint.load(tensors, storage_reader=reader, no_dist=True)
+        state_dict_loader.load(tensors, storage_reader=reader, no_dist=True)
     names = iter(leaves)
 
     def take(value: Any) -> Any:

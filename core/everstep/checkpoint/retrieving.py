@@ -8,7 +8,6 @@ import mmap
 import os
 import pickle
 import zipfile
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -164,5 +163,3 @@ def _checked(tensor: torch.Tensor, digest: str, at: Located, key: str) -> memory
     if digest_of(found) != digest:
         raise PermanentError(f"{at.file}: {key} is damaged: its digest is another")
     return memoryview(found)
-
-

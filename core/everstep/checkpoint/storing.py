@@ -40,7 +40,14 @@ from everstep.core.stored import (
     superfluous,
     wrote_name,
 )
-from everstep.storage.folder import METADATA, Checkpoint, JobFolder, digest_of, layout_of
+from everstep.storage.folder import (
+    METADATA,
+    Checkpoint,
+    JobFolder,
+    Located,
+    digest_of,
+    layout_of,
+)
 
 _SHORTEST_PAUSE_S = 0.02
 _LONGEST_PAUSE_S = 2.0
@@ -217,10 +224,10 @@ class Save:
         order = self._order
         slots = range(order.num_slots)
         self._wait_for_files([wrote_name(slot) for slot in slots])
-        located: dict[Item, Any] = {}
+        located: dict[Item, Located] = {}
         for slot in slots:
             for key, offsets, *place in self._checkpoint.read_json(wrote_name(slot))["items"]:
-                located[key, None if offsets is None else tuple(offsets)] = dcp.Located(*place)
+                located[key, None if offsets is None else tuple(offsets)] = Located(*place)
         lacking = [item for item in plan.writer if item not in located]
         if lacking:
             raise PermanentError(f"nobody wrote {lacking[0]}, and {len(lacking) - 1} others")
@@ -262,9 +269,7 @@ class Save:
 
         self._wait("the other machines", all_there, lacking)
 
-    def _wait(
-        self, what: str, is_so: Callable[[], bool], lacking: Sequence[str] = ()
-    ) -> None:
+    def _wait(self, what: str, is_so: Callable[[], bool], lacking: Sequence[str] = ()) -> None:
         pause_s = _SHORTEST_PAUSE_S
         while not is_so():
             self._on_phase(f"waiting for {what}")

@@ -59,9 +59,9 @@ class Worker:
         }
         try:
             done = kinds[order["do"]](order)
-        except Exception as error:  # noqa: BLE001 - filesystems raise whatever they like
+        except Exception as error:
             logger.warning("%s failed", order["do"], exc_info=True)
-            answer = {"failed": text_of(error), "number": number_of(error)}
+            answer: dict[str, Any] = {"failed": text_of(error), "number": number_of(error)}
         else:
             answer = {"done": done}
         parcel.send(self._sock, answer)
@@ -74,7 +74,7 @@ class Worker:
             name = given.url.rpartition("/")[2]
             try:
                 retain(order["folder"], given.job, name, order["keep"])
-            except Exception as error:  # noqa: BLE001 - the checkpoint itself is complete
+            except Exception as error:
                 logger.warning("retention failed", exc_info=True)
                 return {"not_removed": text_of(error), "number": number_of(error)}
         return {}

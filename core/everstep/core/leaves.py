@@ -6,6 +6,7 @@ description is the JSON that `checkpoint.tree` makes.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Sequence
@@ -117,9 +118,7 @@ class _Reader:
         more = {"dtype": str(dtype), "shape": tuple(shape), "offset": int(offset), "piece": piece}
         self._add(path, "tensor", ["tensor", *parts], **more)
 
-    def _add(
-        self, path: Path, kind: Literal["tensor", "value"], node: Any, **more: Any
-    ) -> None:
+    def _add(self, path: Path, kind: Literal["tensor", "value"], node: Any, **more: Any) -> None:
         text = ".".join(map(str, path))
         # {"a.b": ..., "a": {"b": ...}} is a state, too.
         count = self._names[text] = self._names.get(text, 0) + 1
@@ -185,7 +184,7 @@ def _find(mesh: Any, rank: int) -> list[tuple[int, int]] | None:
     """The rank's index in each dimension of a mesh, with the dimension's size."""
     if not isinstance(mesh, list):
         return [] if mesh == rank else None
-    rows = cast("list[Any]", mesh)
+    rows: Sequence[Any] = mesh
     for index, row in enumerate(rows):
         inner = _find(row, rank)
         if inner is not None:
@@ -213,7 +212,7 @@ def _joined(intervals: Sequence[Interval]) -> Interval | None:
     """Intervals as one; (0, 0) for none; None when there are gaps."""
     if not intervals:
         return 0, 0
-    for (_, end), (begin, _) in zip(intervals, intervals[1:], strict=False):
+    for (_, end), (begin, _) in itertools.pairwise(intervals):
         if end != begin:
             return None
     return intervals[0][0], intervals[-1][1]

@@ -195,7 +195,7 @@ def layout_of(parallelism: str, gpus_per_machine: int) -> Layout:
         named = dict(part.split("=") for part in sizes.split(","))
         return Layout(
             gpus_per_machine,
-            **{kind: int(size) for kind, size in named.items()},  # type: ignore[arg-type]
+            **{kind: int(size) for kind, size in named.items()},
             order=tuple(order.split("-")),
         )
     except (ValueError, TypeError) as error:

@@ -156,7 +156,11 @@ def _print_memory(memory: dict[str, Any]) -> None:
                 steps = sorted({shard["step"] for shard in shards})
                 size = sum(shard["bytes"] for shard in shards) / _MIB
                 table.add_row(
-                    machine["machine"], kind, _span(ranks), ", ".join(map(str, steps)), f"{size:.1f}"
+                    machine["machine"],
+                    kind,
+                    _span(ranks),
+                    ", ".join(map(str, steps)),
+                    f"{size:.1f}",
                 )
     out.print(table)
 
@@ -182,7 +186,7 @@ def _span(ranks: Sequence[int]) -> str:
     return ", ".join(map(str, ranks))
 
 
-# --- Memory -----------------------------------------------------------------------------------------
+# --- Memory ---------------------------------------------------------------------------------------
 
 
 def _memory(folder: RunFolder, spec: JobSpec) -> Memory:
@@ -222,7 +226,9 @@ def _verify_shard(memory: Memory, info: MachineInfo, rank: int, step: int) -> st
         snapshot = memory.fetch(info, rank, step)
     except EverstepError as error:
         # Training overwrites the older of two steps all the time.
-        return "moved on" if "overwritten" in str(error) or "has no step" in str(error) else str(error)
+        return (
+            "moved on" if "overwritten" in str(error) or "has no step" in str(error) else str(error)
+        )
     return "whole" if _is_whole(snapshot) else "damaged: its checksum is another"
 
 
@@ -257,7 +263,7 @@ def _export_memory(folder: RunFolder, spec: JobSpec, dest: str, step: int | None
     return found.step
 
 
-# --- Storage ----------------------------------------------------------------------------------------
+# --- Storage --------------------------------------------------------------------------------------
 
 
 def _stored(spec: JobSpec) -> StorageReport | None:

@@ -74,7 +74,9 @@ def plan(spec: JobSpec) -> dict[str, Any]:
             "failure_rate_per_day": spec.standby.failure_rate_per_day,
             "quantile": spec.standby.quantile,
         },
-        "storage": None if spec.checkpoint.storage is None else spec.checkpoint.storage.model_dump(),
+        "storage": None
+        if spec.checkpoint.storage is None
+        else spec.checkpoint.storage.model_dump(),
     }
 
 

@@ -149,5 +149,7 @@ def _wait(condition: Callable[[], bool]) -> None:
     deadline_s = time.monotonic() + _PATIENCE_S
     while not condition():
         if time.monotonic() > deadline_s:
-            raise TransientError("training made no step that all ranks could be asked for; try again")
+            raise TransientError(
+                "training made no step that all ranks could be asked for; try again"
+            )
         time.sleep(_POLL_S)
