@@ -10,7 +10,9 @@ import psutil
 import pytest
 import torch
 import yaml
-from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+from torch.distributed.checkpoint.format_utils import (
+    dcp_to_torch_save,  # pyright: ignore[reportUnknownVariableType]
+)
 
 from everstep.storage.folder import JobFolder
 from everstep.workers.local import faults

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.fault.machines import Rig, config_of, until
+from tests.fault.machines import SECRET, Rig, config_of, until
 
 from everstep.agent import storage
 from everstep.core.evidence import calls_for_action
@@ -22,6 +23,7 @@ from everstep.core.model import (
 )
 from everstep.core.stored import StoragePolicy
 from everstep.storage.folder import JobFolder
+from everstep.workers.local.memory import Memory
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -86,6 +88,11 @@ async def test_saves_are_kept_and_brought_back(tmp_path: Path) -> None:
         await rig.machine.start(replace(rig.order(attempt=1), run="abc"))
         # More than are kept.
         await until(lambda: complete(wanted)[:1] > [10], PATIENCE_S)
+        # Somebody outside gets one step of all ranks, while they go on and overwrite it.
+        memory = Memory([rig.info], SECRET, "toy", rig.config.parallelism, 2)
+        taken = await asyncio.to_thread(memory.fetch_all)
+        assert [one.shard.rank for one in taken] == [0, 1]
+        assert len({one.shard.step for one in taken}) == 1
         await rig.machine.stop(StopOrder(1))
         report = await rig.machine.look_at_storage()
     assert len(report.checkpoints) in (1, 2)

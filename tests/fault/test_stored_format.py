@@ -6,9 +6,10 @@ import mmap
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -59,12 +60,14 @@ def assert_same(one: Any, other: Any) -> None:
         assert one.stride() == other.stride()
         assert torch.equal(one, other)
     elif isinstance(one, dict):
-        assert list(one) == list(other)
-        for key in one:
-            assert_same(one[key], other[key])
+        mapping = cast("dict[Any, Any]", one)
+        assert list(mapping) == list(other)
+        for key, value in mapping.items():
+            assert_same(value, other[key])
     elif isinstance(one, list | tuple):
-        assert len(one) == len(other)
-        for left, right in zip(one, other, strict=True):
+        items = cast("Sequence[Any]", one)
+        assert len(items) == len(other)
+        for left, right in zip(items, other, strict=True):
             assert_same(left, right)
     else:
         assert one == other

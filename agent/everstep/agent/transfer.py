@@ -170,9 +170,9 @@ class TransferServer:
         kept = self._store.shelf.find(rank, step)
         if kept is not None:
             link.send({"shard": _show_shard(kept.shard), "payload_bytes": kept.shard.body_bytes})
-            with contextlib.closing(mmap.mmap(kept.fd, kept.shard.body_bytes)) as memory:
-                with memoryview(memory) as body:
-                    link.send_payload(body)
+            memory = mmap.mmap(kept.fd, kept.shard.body_bytes)
+            with contextlib.closing(memory), memoryview(memory) as body:
+                link.send_payload(body)
             link.send({"whole": True})
             return
         region = self._store.region(rank)

@@ -145,7 +145,7 @@ def _plain(node: Any) -> Any:
     kind, *rest = cast("Sequence[Any]", node)
     if kind == "named tuple":
         return ["tuple", *map(_plain, rest[2:])]
-    return [kind, *map(_plain, rest)] if kind in ("list", "tuple") else node
+    return [kind, *map(_plain, rest)] if kind in ("list", "tuple") else [kind, *rest]
 
 
 def piece_of(description: Sequence[Any], shape: Sequence[int], rank: int) -> Piece | None:
@@ -184,7 +184,7 @@ def _find(mesh: Any, rank: int) -> list[tuple[int, int]] | None:
     """The rank's index in each dimension of a mesh, with the dimension's size."""
     if not isinstance(mesh, list):
         return [] if mesh == rank else None
-    rows: Sequence[Any] = mesh
+    rows = cast("Sequence[Any]", mesh)
     for index, row in enumerate(rows):
         inner = _find(row, rank)
         if inner is not None:

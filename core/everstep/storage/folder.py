@@ -287,9 +287,9 @@ def copy_checkpoint(checkpoint: Checkpoint, url: str) -> None:
     """
     fs, path = _filesystem(url)
     root = checkpoint.path.rstrip("/")
-    files = sorted(checkpoint.fs.find(root), key=lambda file: str(file).endswith(METADATA))
-    for file in files:
-        target = f"{path}/{str(file).removeprefix(root).lstrip('/')}"
+    files = [str(file) for file in checkpoint.fs.find(root)]
+    for file in sorted(files, key=lambda file: file.endswith(METADATA)):
+        target = f"{path}/{file.removeprefix(root).lstrip('/')}"
         fs.makedirs(target.rpartition("/")[0], exist_ok=True)
         with checkpoint.fs.open(file, "rb") as source, fs.open(target, "wb") as sink:
             while data := source.read(COPY_BYTES):

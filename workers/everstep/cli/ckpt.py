@@ -6,7 +6,7 @@ import asyncio
 import json
 import mmap
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
@@ -326,7 +326,7 @@ def _work(
 
 
 @contextmanager
-def _child(folder: RunFolder) -> Iterator[Child]:
+def _child(folder: RunFolder) -> Generator[Child]:
     log = folder.logs / "ckpt.log"
     child = Child(TIER_COMMAND, log if os.access(folder.logs, os.W_OK) else Path(os.devnull))
     try:
