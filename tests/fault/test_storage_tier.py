@@ -148,7 +148,7 @@ async def test_whatever_happens_to_saves_is_told_and_training_goes_on(
     script = tmp_path / "tier.py"
     script.write_text(WITH_HOOK.format(died=str(tmp_path / "died"), hung=str(tmp_path / "hung")))
     monkeypatch.setattr(storage, "TIER_COMMAND", (sys.executable, str(script)))
-    wanted = policy(tmp_path, slow_after_s=1.0, give_up_after_s=6.0)
+    wanted = policy(tmp_path, slow_after_s=1.0, give_up_after_s=4.0)
 
     def told(words: str) -> bool:
         return any(words in alert.detail for alert in alerts(rig))

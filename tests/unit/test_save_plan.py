@@ -19,7 +19,7 @@ def tensor(offset: int = 0, shape: tuple[int, ...] = (4,)) -> list[Any]:
     return ["tensor", "float32", list(shape), [1] * len(shape), offset]
 
 
-def dtensor(mesh: Any, placements: list[Any], whole: list[int], local: tuple[int, ...]) -> list[Any]:
+def dtensor(mesh: Any, placements: Any, whole: list[int], local: tuple[int, ...]) -> list[Any]:
     return ["dtensor", tensor(0, local), ["cpu", mesh, None, placements, whole, [1] * len(whole)]]
 
 

@@ -287,7 +287,7 @@ def copy_checkpoint(checkpoint: Checkpoint, url: str) -> None:
     """
     fs, path = _filesystem(url)
     root = checkpoint.path.rstrip("/")
-    files = [str(file) for file in checkpoint.fs.find(root)]
+    files: list[str] = [*checkpoint.fs.find(root)]
     for file in sorted(files, key=lambda file: file.endswith(METADATA)):
         target = f"{path}/{file.removeprefix(root).lstrip('/')}"
         fs.makedirs(target.rpartition("/")[0], exist_ok=True)
@@ -298,7 +298,7 @@ def copy_checkpoint(checkpoint: Checkpoint, url: str) -> None:
 
 def _filesystem(url: str) -> tuple[Any, str]:
     try:
-        fs, path = url_to_fs(url)
+        found: tuple[Any, Any] = url_to_fs(url)
     except (ValueError, ImportError) as error:
         raise PermanentError(f"{url}: {error}") from error
-    return fs, str(path)
+    return found[0], str(found[1])
