@@ -96,7 +96,7 @@ class Shelf:
                 return
         try:
             snapshot = take_snapshot(view, rank, step, available_bytes())
-        except TransientError as error:
+        except (TransientError, OSError) as error:
             logger.warning("%s", error)
             return
         with self._lock:

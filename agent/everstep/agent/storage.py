@@ -271,7 +271,7 @@ class StorageTier:
                 return
         try:
             snapshot = take_snapshot(region.view, rank, step, free_memory_bytes())
-        except TransientError as error:
+        except (TransientError, OSError) as error:
             with self._lock:
                 gathering.skipped = True
             self._warn(f"step {step} is not saved to storage: {error}", None)
@@ -284,7 +284,11 @@ class StorageTier:
             if len(gathering.snapshots) < len(order.ranks):
                 return
             self._gathering = None
-            child = self._take_child()
+            try:
+                child = self._take_child()
+            except (EverstepError, OSError) as error:
+                self._warn(f"step {step} is not saved to storage: {error}", None)
+                return
             self._saving = _Saving(gathering.attempt, step, child)
             self._last_save_s = time.monotonic()
         work = threading.Thread(
@@ -510,7 +514,11 @@ class StorageTier:
     def _warm(self) -> None:
         with self._lock:
             if self._spare is None and not self._closed:
-                self._spare = self._start_child(self._config.command or TIER_COMMAND)
+                try:
+                    self._spare = self._start_child(self._config.command or TIER_COMMAND)
+                except OSError as error:
+                    # It is tried again when it is needed, and told then.
+                    logger.warning("no storage process: %s", error)
 
     def _adopt(self, command: Sequence[str]) -> Child:
         with self._lock:
