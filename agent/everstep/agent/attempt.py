@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 import signal
 import socket
 import time
@@ -23,10 +24,13 @@ from everstep.agent.journal import Journal
 from everstep.agent.launcher import Launcher, last_lines
 from everstep.agent.nursery import Ended
 from everstep.agent.shards import ShardStore
+from everstep.agent.step_lines import StepLines
 from everstep.agent.transfer import BackupSender
+from everstep.core import channel
 from everstep.core.errors import TransientError
 from everstep.core.model import (
     MachineEvent,
+    Phase,
     RankExit,
     RankProgress,
     RanksFinished,
@@ -39,6 +43,7 @@ logger = logging.getLogger(__name__)
 
 _DRAIN_PATIENCE_S = 0.01
 _DEATH_PATIENCE_S = 10.0
+_READ_LOGS_EVERY_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +76,9 @@ class _Rank:
     log: Path
     channel: RankChannel
     step: int | None = None
+    phase: Phase = Phase.START
+    lines: StepLines | None = None
+    from_log: bool = False
     exit: RankExit | None = None
 
 
@@ -93,6 +101,7 @@ class Attempt:
         self._over = False
         self._stopped: list[int] = []
         self._reports: set[asyncio.Task[None]] = set()
+        self._reading: asyncio.Task[None] | None = None
         # Closing waits for a channel's thread, which may wait for another machine.
         self._closers = ThreadPoolExecutor(max(1, 2 * len(order.ranks)), "channel-closer")
 
@@ -130,6 +139,8 @@ class Attempt:
             ),
         )
         pids = tuple(self._launch_rank(start) for start in order.ranks)
+        if around.config.step_pattern is not None:
+            self._post(self._begin_reading)
         around.journal.write("started", attempt=order.attempt, ranks=ranks, pids=pids)
         return pids
 
@@ -153,11 +164,16 @@ class Attempt:
             raise TransientError(f"ranks {sorted(self._alive)} do not die") from error
         await asyncio.gather(*(self._hang_up(rank) for rank in self._ranks.values()))
         self._closers.shutdown(wait=False)
+        if self._reading is not None:
+            self._reading.cancel()
+            await asyncio.gather(self._reading, return_exceptions=True)
         self._over = True
 
     def _launch_rank(self, start: RankStart) -> int:
         ours, theirs = socket.socketpair()
         rank = _Rank(self._directory / f"rank-{start.rank:05d}.log", self._channel(start, ours))
+        if (pattern := self._around.config.step_pattern) is not None:
+            rank.lines = StepLines(rank.log, re.compile(pattern))
         # Before its end or its progress can be told.
         self._ranks[start.rank] = rank
         self._alive.add(start.rank)
@@ -184,8 +200,9 @@ class Attempt:
             self._around.sender,
             start.backup,
             self._order.restore_step,
-            lambda rank, step: self._post(self._see_progress, rank, step),
+            lambda rank, step: self._post(self._see_step, rank, step),
             self._around.config.backup_timeout_s,
+            lambda rank, word: self._post(self._see_word, rank, word),
         )
 
     def _post(self, function: Callable[..., None], *arguments: Any) -> None:
@@ -197,13 +214,72 @@ class Attempt:
         if not self._stopping:
             logger.warning("the store of attempt %d ended: %s", self._order.attempt, ended)
 
-    def _see_progress(self, rank: int, step: int) -> None:
-        self._ranks[rank].step = step
-        machine = self._around.config.machine
-        event = RankProgress(machine, self._order.attempt, rank, step, time.time())
-        self._around.on_event(event)
+    def _see_step(self, number: int, step: int) -> None:
+        """A rank finished a step, or begins at one."""
+        self._reach(self._ranks[number], step)
+        self._tell(number)
+
+    def _see_word(self, number: int, word: channel.Report | channel.Entered) -> None:
+        """A rank said something of itself; what it cannot say is not passed on."""
+        rank = self._ranks[number]
+        if isinstance(word, channel.Report):
+            self._reach(rank, word.step)
+            self._tell(number, word)
+            return
+        if word.phase not in list(Phase) or word.phase == Phase.ENDED:
+            logger.warning("rank %d is in no phase %r", number, word.phase)
+        elif rank.phase is not Phase.ENDED:
+            rank.phase = Phase(word.phase)
+            self._tell(number)
+
+    def _reach(self, rank: _Rank, step: int) -> None:
+        if step > (self._order.restore_step if rank.step is None else rank.step):
+            rank.phase = rank.phase.after_step()
+        rank.step = step
+
+    def _tell(self, number: int, word: channel.Report | None = None) -> None:
+        """Tell the outside what a rank does now, and what it knows of its step."""
+        rank = self._ranks[number]
+        numbers = (None, None, None) if word is None else (word.loss, word.grad_norm, word.mfu)
+        step = self._order.restore_step if rank.step is None else rank.step
+        place = (self._around.config.machine, self._order.attempt, number)
+        self._around.on_event(
+            RankProgress(*place, step, time.time(), rank.phase, *numbers, rank.from_log)
+        )
+
+    def _begin_reading(self) -> None:
+        self._reading = asyncio.ensure_future(self._read_logs())
+
+    async def _read_logs(self) -> None:
+        """Hear ranks out that do not use the library, for ever."""
+        while True:
+            for number in self._ranks:
+                self._read_log(number)
+            await asyncio.sleep(_READ_LOGS_EVERY_S)
+
+    def _read_log(self, number: int) -> None:
+        rank = self._ranks[number]
+        if rank.lines is None or (rank.step is not None and not rank.from_log):
+            return
+        for said in rank.lines.read():
+            rank.from_log = True
+            if said.step is None:
+                rank.phase = said.phase or rank.phase
+                self._tell(number)
+            else:
+                rank.step, rank.phase = said.step, rank.phase.after_step()
+                self._tell(number, channel.Report(said.step, said.loss, said.grad_norm))
+
+    def _see_silence(self, number: int) -> None:
+        """A rank that said anything will say nothing more."""
+        self._read_log(number)
+        rank = self._ranks[number]
+        if rank.step is not None:
+            rank.phase = Phase.ENDED
+            self._tell(number)
 
     def _see_end(self, rank: int, ended: Ended) -> None:
+        self._see_silence(rank)
         # With another signal or a status it got ahead of the order.
         if self._stopping and ended.signal == signal.SIGKILL:
             self._stopped.append(rank)

@@ -38,6 +38,7 @@ class RankChannel:
         on_progress: Called with rank and step whenever the rank finished a step, in the channel's
             thread.
         backup_timeout_s: How long the rank waits for the holder to have a step, > 0.
+        on_word: Called with rank and message whenever the rank said something of itself, likewise.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class RankChannel:
         restore_step: int,
         on_progress: Callable[[int, int], None],
         backup_timeout_s: float,
+        on_word: Callable[[int, channel.Report | channel.Entered], None] = lambda rank, word: None,
     ) -> None:
         self.rank = rank
         self.attempt = attempt
@@ -66,6 +68,7 @@ class RankChannel:
         self._restore_step = restore_step
         self._on_progress = on_progress
         self._backup_timeout_s = backup_timeout_s
+        self._on_word = on_word
         self._replying = threading.Lock()
         self._greeted = False
         self._mended = False
@@ -112,8 +115,8 @@ class RankChannel:
                     self._reply(channel.Reserved(region.view.slot_bytes), region)
                 case channel.Saved(step, slot):
                     self._saved(step, slot)
-                case channel.Report(step):
-                    self._on_progress(self.rank, step)
+                case channel.Report() | channel.Entered():
+                    self._on_word(self.rank, message)
                 case _:
                     raise PermanentError(f"a rank does not say {message}")
         except EverstepError as error:
