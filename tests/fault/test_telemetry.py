@@ -195,19 +195,20 @@ async def test_a_hang_and_a_nan_stand_when_the_analyzer_is_started_anew() -> Non
     async with desk() as first, desk() as second:
         agent = first.agent("m0")
         running = asyncio.create_task(agent.run())
-        began_s = time.time() - 100.0
+        began_s = time.time() - 1000.0
         for number in range(100):
             loss = math.nan if number == 10 else None
-            agent.put(RankProgress("m0", 1, 0, number, began_s + number, Phase.STEP, loss=loss))
+            at_s = began_s + 10.0 * number
+            agent.put(RankProgress("m0", 1, 0, number, at_s, Phase.STEP, loss=loss))
         await first.until_watched(["m0"])
         first.port = second.port
         first.server.disconnect_all()
         await second.until_watched(["m0"])
         async with asyncio.timeout(5):
             while len(second.alerts) < 2:
-                # Steps of 1 s, and the last one 1 s ago: in 1.5 s not yet three times as long.
-                assert second.senses.look(time.time() + 1.5) == []
-                second.alerts += second.senses.look(time.time() + 2.5)
+                # Steps of 10 s, and the last one 10 s ago: not yet three times as long.
+                assert second.senses.look(time.time()) == []
+                second.alerts += second.senses.look(time.time() + 25.0)
                 await asyncio.sleep(0.005)
         assert [alert.key for alert in second.alerts] == [
             "nan_value/1/None/None",

@@ -270,7 +270,7 @@ class Attempt:
                 rank.step, rank.phase = said.step, rank.phase.after_step()
                 self._tell(number, channel.Report(said.step, said.loss, said.grad_norm))
 
-    def _see_silence(self, number: int) -> None:
+    def _see_last(self, number: int) -> None:
         """A rank that said anything will say nothing more."""
         self._read_log(number)
         rank = self._ranks[number]
@@ -279,10 +279,10 @@ class Attempt:
             self._tell(number)
 
     def _see_end(self, rank: int, ended: Ended) -> None:
-        self._see_silence(rank)
         # With another signal or a status it got ahead of the order.
         if self._stopping and ended.signal == signal.SIGKILL:
             self._stopped.append(rank)
+            self._see_last(rank)
             self._count_out(rank)
             return
         report = asyncio.ensure_future(self._report_end(rank, ended))
@@ -292,6 +292,7 @@ class Attempt:
     async def _report_end(self, number: int, ended: Ended) -> None:
         rank = self._ranks[number]
         await self._hang_up(rank)
+        self._see_last(number)
         lines = await asyncio.to_thread(last_lines, rank.log)
         rank.exit = RankExit(
             rank=number,
