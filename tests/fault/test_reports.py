@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import math
+import socket
 from pathlib import Path
 
 import pytest
-from tests.fault.machines import Rig, config_of, until
+import torch
+from tests.fault.machines import SECRET, Rig, config_of, until
 
+from everstep import checkpoint
+from everstep.agent.channel import RankChannel
+from everstep.agent.shards import ShardStore
+from everstep.agent.transfer import BackupSender
+from everstep.core import channel, names
 from everstep.core.model import Phase, RankProgress, StopOrder
 
 TRAIN = ("python", "train.py")
@@ -59,39 +66,44 @@ async def test_figures_and_phases_are_told_as_the_rank_says_them(tmp_path: Path)
     ]
 
 
-@pytest.mark.slow
-async def test_the_library_says_it(tmp_path: Path) -> None:
-    async with Rig(config_of(tmp_path, TRAIN, torch=True)) as rig:
-        rig.write(
-            "import torch\n"
-            "from everstep import checkpoint\n"
-            "session = checkpoint.connect()\n"
-            "assert session.restore() is None\n"
-            "session.report(1, loss=torch.tensor(2.5), grad_norm=1)\n"
-            "with session.phase('evaluation'):\n"
-            "    with session.phase('checkpoint'):\n"
-            "        pass\n"
-            "session.phase('start')\n"
-            "session.report(2, loss=float('inf'), mfu=0.5)\n"
-            "try:\n"
-            "    session.phase('lunch')\n"
-            "except ValueError as error:\n"
-            "    print(error)\n"
-        )
-        await rig.machine.start(rig.order(attempt=1, num_ranks=1))
-        await until(lambda: told(rig) and told(rig)[-1][1] is Phase.ENDED, 60.0)
-        assert "'lunch' is none of start, step, evaluation, checkpoint, paused" in rig.log(1, 0)
-    assert told(rig) == [
-        (0, Phase.START, None),
-        (1, Phase.STEP, 2.5),
-        (1, Phase.EVALUATION, None),
-        (1, Phase.CHECKPOINT, None),
-        (1, Phase.EVALUATION, None),
-        (1, Phase.STEP, None),
-        (1, Phase.START, None),
-        (2, Phase.STEP, math.inf),
-        (2, Phase.ENDED, None),
+def test_the_library_says_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = ShardStore("m0")
+    sender = BackupSender(store, SECRET, "toy")
+    ours, theirs = socket.socketpair()
+    words: list[channel.Report | channel.Entered] = []
+    agent_side = RankChannel(
+        0, 1, ours, store, sender, None, 0, lambda *_: None, 1.0, lambda _, word: words.append(word)
+    )
+    agent_side.start()
+    monkeypatch.setenv(names.ENV_CHANNEL_FD, str(theirs.detach()))
+    session = checkpoint.connect()
+    session.report(1, loss=torch.tensor(2.5), grad_norm=1)
+    with session.phase("evaluation"), session.phase("checkpoint"):
+        pass
+    session.phase("start")
+    session.report(2, loss=float("inf"), mfu=0.5)
+    with pytest.raises(ValueError, match="'lunch' is none of start, step, evaluation, checkpoint"):
+        session.phase("lunch")
+    session.close()
+    agent_side.close()
+    sender.close()
+    assert words == [
+        channel.Report(1, 2.5, 1.0),
+        channel.Entered("evaluation"),
+        channel.Entered("checkpoint"),
+        channel.Entered("evaluation"),
+        channel.Entered("step"),
+        channel.Entered("start"),
+        channel.Report(2, math.inf, None, 0.5),
     ]
+
+
+def test_outside_everstep_the_library_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(names.ENV_CHANNEL_FD, raising=False)
+    session = checkpoint.connect()
+    session.report(1, loss=2.5)
+    with session.phase("evaluation"):
+        session.report(2)
 
 
 PATTERN = (
