@@ -1,4 +1,4 @@
-"""A job whose loss stops being a number, and whose rank stops: each is seen, and the job goes on."""
+"""A loss that stops being a number, and a rank that stops: each is seen, and the job goes on."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.e2e.local import run, write_spec
 
 from everstep.core.model import Outcome, Rung, Symptom
+from tests.e2e.local import run, write_spec
 
 pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.timeout(200)]
 

@@ -407,10 +407,12 @@ def test_a_holder_that_is_gone_costs_a_warning_and_not_the_step(
         session = connect(theirs)
         session.save(1, {"x": 1})
         assert channel.protected_step == 1
+        assert channel.backup_lag_steps == 0
         peer.server.close()
         session.save(2, {"x": 2})
         session.close()
         assert channel.protected_step == 1
+        assert channel.backup_lag_steps == 1
         assert "cannot reach" in channel.unprotected_reason
     assert "rank 0 on m0: step 2 has no backup" in caplog.text
     assert [copy.steps for copy in here.store.copies(verify=True)] == [(1, 2)]

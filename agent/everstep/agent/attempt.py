@@ -116,6 +116,11 @@ class Attempt:
         """Ranks that were ended by an order, ascending."""
         return tuple(sorted(self._stopped))
 
+    def backup_lags(self) -> dict[int, int]:
+        """How many steps each rank's backup is behind, of those that have a holder."""
+        lags = {number: rank.channel.backup_lag_steps for number, rank in self._ranks.items()}
+        return {number: steps for number, steps in lags.items() if steps is not None}
+
     def launch(self) -> tuple[int, ...]:
         """Start the ranks, and the rendezvous store if this is slot 0; blocks.
 

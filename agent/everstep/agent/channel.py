@@ -60,7 +60,7 @@ class RankChannel:
         """Newest step that the backup holder has, as far as it is known."""
         self.unprotected_reason = ""
         """Why the newest saved step has no backup although there is a holder, or empty."""
-        self._saved_step = FROM_THE_BEGINNING
+        self._saved_step = restore_step
         self._sock = sock
         self._store = store
         self._sender = sender
@@ -73,6 +73,13 @@ class RankChannel:
         self._greeted = False
         self._mended = False
         self._thread = threading.Thread(target=self._run, name=f"rank-{rank}", daemon=True)
+
+    @property
+    def backup_lag_steps(self) -> int | None:
+        """How many steps the backup is behind what the rank saved; None when there is no holder."""
+        if self._holder is None:
+            return None
+        return self._saved_step - max(self._restore_step, self.protected_step or 0)
 
     def start(self) -> None:
         """Begin to answer."""

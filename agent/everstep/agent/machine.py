@@ -93,6 +93,15 @@ class Machine:
         self._on_event(info)
         return info
 
+    @property
+    def memory_bytes(self) -> int:
+        """Memory that checkpoints take here, own and held ones."""
+        return self._store.memory_bytes
+
+    def backup_lags(self) -> dict[int, int]:
+        """How many steps the backup of each rank that runs here is behind."""
+        return {} if self._running is None else self._running.backup_lags()
+
     async def stop(self, order: StopOrder) -> MachineReport:
         """End every rank and all that it started; a second time, the first report.
 

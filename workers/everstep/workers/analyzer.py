@@ -26,7 +26,7 @@ from everstep.core.senses.job import JobLimits, JobSenses
 from everstep.core.senses.silence import SilenceLimits
 from everstep.spec.job import JobSpec
 from everstep.spec.load import load_spec
-from everstep.workers import registry, runtime, settings, stopping
+from everstep.workers import metrics, registry, runtime, settings, stopping
 from everstep.workers.local.folder import RunFolder
 from everstep.workers.reports import Reporter
 from everstep.workers.telemetry import TelemetryServer
@@ -136,6 +136,8 @@ async def main() -> int:
     listening = await server.serve(
         given.telemetry_host, given.telemetry_port, given.secret(), spec.name
     )
+    told = metrics.AnalyzerMetrics(server, reporter.alerts)
+    metrics.serve(told, given, spec.name, "analyzer")
     background = [
         asyncio.create_task(reporter.run()),
         asyncio.create_task(raise_silent(watch, senses, reporter)),

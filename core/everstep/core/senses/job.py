@@ -64,6 +64,8 @@ class JobSenses:
         """What stops training, as it was raised in this attempt."""
         self._newest: dict[str, float] = {}
         self._mfu_step = -1
+        self.step_s: float | None = None
+        """Time that the newest step took, as far as it is known."""
 
     def started(self, attempt: int, machine: str, ranks: Iterable[int], heard_s: float) -> None:
         """Ranks of an attempt are being started."""
@@ -76,6 +78,7 @@ class JobSenses:
             return []
         self._turn_to(progress.attempt)
         step_s = self._silence.note(progress, heard_s)
+        self.step_s = self.step_s if step_s is None else step_s
         alerts: list[Alert] = []
         for quantity, value in ((LOSS, progress.loss), (GRAD_NORM, progress.grad_norm)):
             if value is not None:
