@@ -25,6 +25,7 @@ from everstep.agent.shards import ShardStore, free_memory_bytes
 from everstep.agent.transfer import BackupSender, TransferServer
 from everstep.checkpoint import tree
 from everstep.core import names
+from everstep.core.channel import Entered, Report
 from everstep.core.errors import PermanentError, TransientError
 from everstep.core.model import MachineInfo
 from everstep.core.shard import aligned
@@ -120,9 +121,15 @@ def channel_of(
 ) -> Generator[tuple[RankChannel, socket.socket]]:
     ours, theirs = socket.socketpair()
     info = None if holder is None else holder.info
+
+    def on_word(rank: int, word: Report | Entered) -> None:
+        if isinstance(word, Report):
+            progress(rank, word.step)
+
     channel = RankChannel(
-        0, attempt, ours, here.store, here.sender, info, restore_step, progress, backup_timeout_s
-    )
+        0, attempt, ours, here.store, here.sender, info, restore_step, progress, backup_timeout_s,
+        on_word,
+    )  # fmt: skip
     channel.start()
     with theirs:
         yield channel, theirs
