@@ -23,16 +23,14 @@ from everstep.agent.config import MachineConfig
 from everstep.agent.journal import Journal
 from everstep.agent.launcher import Launcher, last_lines
 from everstep.agent.nursery import Ended
+from everstep.agent.rank_voice import RankVoice
 from everstep.agent.shards import ShardStore
 from everstep.agent.step_lines import StepLines
 from everstep.agent.transfer import BackupSender
-from everstep.core import channel
 from everstep.core.errors import TransientError
 from everstep.core.model import (
     MachineEvent,
-    Phase,
     RankExit,
-    RankProgress,
     RanksFinished,
     RanksStarted,
     RankStart,
@@ -75,10 +73,7 @@ class Surroundings:
 class _Rank:
     log: Path
     channel: RankChannel
-    step: int | None = None
-    phase: Phase = Phase.START
-    lines: StepLines | None = None
-    from_log: bool = False
+    voice: RankVoice
     exit: RankExit | None = None
 
 
@@ -176,9 +171,9 @@ class Attempt:
 
     def _launch_rank(self, start: RankStart) -> int:
         ours, theirs = socket.socketpair()
-        rank = _Rank(self._directory / f"rank-{start.rank:05d}.log", self._channel(start, ours))
-        if (pattern := self._around.config.step_pattern) is not None:
-            rank.lines = StepLines(rank.log, re.compile(pattern))
+        log = self._directory / f"rank-{start.rank:05d}.log"
+        voice = self._voice(start, log)
+        rank = _Rank(log, self._channel(start, ours, voice), voice)
         # Before its end or its progress can be told.
         self._ranks[start.rank] = rank
         self._alive.add(start.rank)
@@ -196,7 +191,14 @@ class Attempt:
                 self._alive.discard(start.rank)
                 raise
 
-    def _channel(self, start: RankStart, sock: socket.socket) -> RankChannel:
+    def _voice(self, start: RankStart, log: Path) -> RankVoice:
+        config, order = self._around.config, self._order
+        pattern = config.step_pattern
+        lines = None if pattern is None else StepLines(log, re.compile(pattern))
+        place = (config.machine, order.attempt, start.rank)
+        return RankVoice(*place, order.restore_step, lines, self._around.on_event)
+
+    def _channel(self, start: RankStart, sock: socket.socket, voice: RankVoice) -> RankChannel:
         return RankChannel(
             start.rank,
             self._order.attempt,
@@ -205,9 +207,9 @@ class Attempt:
             self._around.sender,
             start.backup,
             self._order.restore_step,
-            lambda rank, step: self._post(self._see_step, rank, step),
+            lambda _, step: self._post(voice.reached, step),
             self._around.config.backup_timeout_s,
-            lambda rank, word: self._post(self._see_word, rank, word),
+            lambda _, word: self._post(voice.said, word),
         )
 
     def _post(self, function: Callable[..., None], *arguments: Any) -> None:
@@ -219,75 +221,21 @@ class Attempt:
         if not self._stopping:
             logger.warning("the store of attempt %d ended: %s", self._order.attempt, ended)
 
-    def _see_step(self, number: int, step: int) -> None:
-        """A rank finished a step, or begins at one."""
-        self._reach(self._ranks[number], step)
-        self._tell(number)
-
-    def _see_word(self, number: int, word: channel.Report | channel.Entered) -> None:
-        """A rank said something of itself; what it cannot say is not passed on."""
-        rank = self._ranks[number]
-        if isinstance(word, channel.Report):
-            self._reach(rank, word.step)
-            self._tell(number, word)
-            return
-        if word.phase not in list(Phase) or word.phase == Phase.ENDED:
-            logger.warning("rank %d is in no phase %r", number, word.phase)
-        elif rank.phase is not Phase.ENDED:
-            rank.phase = Phase(word.phase)
-            self._tell(number)
-
-    def _reach(self, rank: _Rank, step: int) -> None:
-        if step > (self._order.restore_step if rank.step is None else rank.step):
-            rank.phase = rank.phase.after_step()
-        rank.step = step
-
-    def _tell(self, number: int, word: channel.Report | None = None) -> None:
-        """Tell the outside what a rank does now, and what it knows of its step."""
-        rank = self._ranks[number]
-        numbers = (None, None, None) if word is None else (word.loss, word.grad_norm, word.mfu)
-        step = self._order.restore_step if rank.step is None else rank.step
-        place = (self._around.config.machine, self._order.attempt, number)
-        self._around.on_event(
-            RankProgress(*place, step, time.time(), rank.phase, *numbers, rank.from_log)
-        )
-
     def _begin_reading(self) -> None:
         self._reading = asyncio.ensure_future(self._read_logs())
 
     async def _read_logs(self) -> None:
         """Hear ranks out that do not use the library, for ever."""
         while True:
-            for number in self._ranks:
-                self._read_log(number)
+            for rank in self._ranks.values():
+                rank.voice.read_log()
             await asyncio.sleep(_READ_LOGS_EVERY_S)
-
-    def _read_log(self, number: int) -> None:
-        rank = self._ranks[number]
-        if rank.lines is None or (rank.step is not None and not rank.from_log):
-            return
-        for said in rank.lines.read():
-            rank.from_log = True
-            if said.step is None:
-                rank.phase = said.phase or rank.phase
-                self._tell(number)
-            else:
-                rank.step, rank.phase = said.step, rank.phase.after_step()
-                self._tell(number, channel.Report(said.step, said.loss, said.grad_norm))
-
-    def _see_last(self, number: int) -> None:
-        """A rank that said anything will say nothing more."""
-        self._read_log(number)
-        rank = self._ranks[number]
-        if rank.step is not None:
-            rank.phase = Phase.ENDED
-            self._tell(number)
 
     def _see_end(self, rank: int, ended: Ended) -> None:
         # With another signal or a status it got ahead of the order.
         if self._stopping and ended.signal == signal.SIGKILL:
             self._stopped.append(rank)
-            self._see_last(rank)
+            self._ranks[rank].voice.ended()
             self._count_out(rank)
             return
         report = asyncio.ensure_future(self._report_end(rank, ended))
@@ -297,7 +245,7 @@ class Attempt:
     async def _report_end(self, number: int, ended: Ended) -> None:
         rank = self._ranks[number]
         await self._hang_up(rank)
-        self._see_last(number)
+        rank.voice.ended()
         lines = await asyncio.to_thread(last_lines, rank.log)
         rank.exit = RankExit(
             rank=number,
@@ -306,7 +254,7 @@ class Attempt:
             exit_code=ended.exit_code,
             signal=ended.signal,
             at_s=ended.at_s,
-            step=rank.step,
+            step=rank.voice.step,
             last_lines=(*lines, ended.note) if ended.note else lines,
         )
         if not rank.exit.succeeded:
