@@ -14,7 +14,7 @@ from tests.e2e.local import run, write_spec
 pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.timeout(200)]
 
 STEPS, NAN_AT, HANG_AT = 40, 12, 30
-HANG_AFTER_S = 4.0
+HANG_AFTER_S = 5.0
 """Longer than steps of this job take on a machine under load, shorter than the default."""
 
 # Speaks as the library does, without its need for torch: each rank by itself.
@@ -73,14 +73,15 @@ def test_a_nan_and_a_hang_open_incidents_within_their_time(tmp_path: Path) -> No
     assert {i.outcome for i in (nan, hang)} == {Outcome.RECOVERED}
     for incident in (nan, hang):
         assert [climb.rung for climb in incident.climbs] == [Rung.REATTEMPT]
-    assert nan.opened_at_s - injected(done.folder, "nan") < 1.0 + LOADED_S
+    assert nan.opened_at_s - injected(done.folder, "nan") < LOADED_S
     silent_s = hang.opened_at_s - injected(done.folder, "hang")
-    assert HANG_AFTER_S - 0.2 < silent_s < HANG_AFTER_S + 1.0 + LOADED_S
+    assert HANG_AFTER_S - 0.2 < silent_s < HANG_AFTER_S + LOADED_S
     assert "rank 1 on m1" in hang.finding.reason
 
 
-LOADED_S = 3.0
-"""What a busy machine may add; benchmarks.detection measures it on one that is not."""
+LOADED_S = 20.0
+"""What a busy machine may add, most of all to the start of another analyzer; how soon it is
+otherwise, `benchmarks.detection` measures."""
 
 
 def injected(folder: Path, what: str) -> float:

@@ -69,6 +69,7 @@ class Machine:
         self._running: Attempt | None = None
         # The newest attempt that was started or stopped here, and which of the two it was.
         self._attempt = -1
+        self._closed = False
         self._started: StartReport | None = None
         self._stopped: MachineReport | None = None
 
@@ -133,7 +134,7 @@ class Machine:
         return await self._serve(self._start(order))
 
     async def close(self) -> None:
-        """End everything on this machine.
+        """End everything on this machine; a second time changes nothing.
 
         Raises:
             TransientError: A process does not die.
@@ -174,12 +175,15 @@ class Machine:
         return info
 
     def _close(self) -> None:
+        if self._closed:
+            return
         self._launcher.close()
         self._sender.close()
         self._transfer.close()
         self._rendezvous.close()
         self._journal.write("closed")
         self._journal.close()
+        self._closed = True
 
     async def _stop(self, order: StopOrder) -> MachineReport:
         if order.attempt < self._attempt:
