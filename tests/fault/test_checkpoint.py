@@ -117,12 +117,19 @@ def channel_of(
     progress: Callable[[int, int], None] = lambda rank, step: None,
     attempt: int = 1,
     backup_timeout_s: float = PATIENCE_S,
+    damages: list[str] | None = None,
 ) -> Generator[tuple[RankChannel, socket.socket]]:
     ours, theirs = socket.socketpair()
     info = None if holder is None else holder.info
+
+    def see_damage(rank: int, step: int, text: str) -> None:
+        if damages is not None:
+            damages.append(text)
+
     channel = RankChannel(
-        0, attempt, ours, here.store, here.sender, info, restore_step, progress, backup_timeout_s
-    )
+        0, attempt, ours, here.store, here.sender, info, restore_step, progress, backup_timeout_s,
+        see_damage,
+    )  # fmt: skip
     channel.start()
     with theirs:
         yield channel, theirs
@@ -319,18 +326,19 @@ def saved_on_both(here: Machine, peer: Machine, connect: Connect) -> None:
 
 
 def test_a_damaged_state_is_restored_from_its_backup(
-    here: Machine, peer: Machine, connect: Connect, caplog: pytest.LogCaptureFixture
+    here: Machine, peer: Machine, connect: Connect
 ) -> None:
     saved_on_both(here, peer, connect)
     flip_a_bit(here.store, 2)
-    with channel_of(here, peer, restore_step=2, attempt=2) as (_, theirs):
+    damages: list[str] = []
+    with channel_of(here, peer, restore_step=2, attempt=2, damages=damages) as (_, theirs):
         session = connect(theirs)
         restored = session.restore()
         assert restored is not None
         assert torch.equal(restored.state["x"], torch.full((100,), 2))
         session.save(3, {"x": 3})
         session.close()
-    assert "m0's step 2 of rank 0 is damaged: fetched from machine m1" in caplog.text
+    assert damages == ["machine m0's step 2 of rank 0 is damaged: fetched from machine m1"]
     assert [copy.steps for copy in here.store.copies(verify=True)] == [(2, 3)]
 
 
@@ -340,13 +348,19 @@ def test_a_step_that_is_damaged_everywhere_is_never_offered_again(
     saved_on_both(here, peer, connect)
     flip_a_bit(here.store, 2)
     flip_a_bit(peer.store, 2)
-    with channel_of(here, peer, restore_step=2, attempt=2) as (_, theirs):
+    damages: list[str] = []
+    with channel_of(here, peer, restore_step=2, attempt=2, damages=damages) as (_, theirs):
         session = connect(theirs)
         with pytest.raises(
             PermanentError, match=r"m0's step 2 .*is damaged, and its backup: .*on machine m1 too"
         ):
             session.restore()
         session.close()
+    damaged = "machine m0's step 2 of rank 0 is damaged"
+    assert damages == [
+        f"{damaged}: fetched from machine m1",
+        f"{damaged}, and its backup: it is damaged on machine m1 too",
+    ]
     # What the next restart is planned with: the step before, good on both.
     assert [copy.steps for copy in here.store.copies()] == [(1,)]
     assert [copy.steps for copy in peer.store.copies()] == [(1,)]

@@ -26,6 +26,7 @@ from everstep.agent.shards import ShardStore
 from everstep.agent.transfer import BackupSender
 from everstep.core.errors import TransientError
 from everstep.core.model import (
+    CopyDamaged,
     MachineEvent,
     RankExit,
     RankProgress,
@@ -186,6 +187,7 @@ class Attempt:
             self._order.restore_step,
             lambda rank, step: self._post(self._see_progress, rank, step),
             self._around.config.backup_timeout_s,
+            lambda rank, step, text: self._post(self._see_damage, rank, step, text),
         )
 
     def _post(self, function: Callable[..., None], *arguments: Any) -> None:
@@ -201,6 +203,11 @@ class Attempt:
         self._ranks[rank].step = step
         machine = self._around.config.machine
         event = RankProgress(machine, self._order.attempt, rank, step, time.time())
+        self._around.on_event(event)
+
+    def _see_damage(self, rank: int, step: int, text: str) -> None:
+        machine = self._around.config.machine
+        event = CopyDamaged(machine, self._order.attempt, rank, step, text, time.time())
         self._around.on_event(event)
 
     def _see_end(self, rank: int, ended: Ended) -> None:
