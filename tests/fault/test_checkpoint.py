@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import resource
 import signal
 import socket
 import subprocess
@@ -404,6 +405,45 @@ def test_a_restored_state_is_a_copy(here: Machine, connect: Connect) -> None:
         with pytest.raises(ValueError, match="step 1 is saved after step 3"):
             session.save(1, {})
         session.close()
+
+
+def test_memory_that_the_kernel_refuses_is_said_and_taken_by_nobody(here: Machine) -> None:
+    before = open_descriptors()
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    old = resource.getrlimit(resource.RLIMIT_AS)
+    limit_bytes = pages * resource.getpagesize() + 16 * 2**20
+    resource.setrlimit(resource.RLIMIT_AS, (limit_bytes, old[1]))
+    try:
+        with pytest.raises(TransientError, match=r"m0: no memory for rank 0's shard.*allocate"):
+            here.store.region_for(0, 64 * 2**20)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, old)
+    assert open_descriptors() == before
+    assert here.store.memory_bytes == 0
+    assert here.store.region_for(0, 64 * 2**20).size_bytes > 64 * 2**20
+
+
+def test_a_holder_whose_memory_is_full_does_not_stop_training(
+    here: Machine, peer: Machine, connect: Connect, caplog: pytest.LogCaptureFixture
+) -> None:
+    room_bytes = [1000]
+    peer.store = ShardStore("m1", available_bytes=lambda: room_bytes[0])
+    peer.server.close()
+    peer.server = TransferServer("127.0.0.1", peer.store, SECRET, JOB)
+    peer.info = MachineInfo("m1", "127.0.0.1", peer.server.port, 0, os.getpid(), 0.0)
+    with channel_of(here, peer) as (channel, theirs):
+        session = connect(theirs)
+        for step in (1, 2):
+            session.save(step, {"x": step})
+        assert "machine m1: no memory for rank 0's shard" in channel.unprotected_reason
+        room_bytes[0] = 2**30
+        session.save(3, {"x": 3})
+        session.close()
+        assert channel.protected_step == 3
+        assert channel.unprotected_reason == ""
+    assert caplog.text.count("rank 0 on m0: step 2 has no backup: refused by the other side") == 1
+    assert [copy.steps for copy in here.store.copies(verify=True)] == [(2, 3)]
+    assert [copy.steps for copy in peer.store.copies(verify=True)] == [(3,)]
 
 
 def test_a_step_that_is_not_there_is_not_restored(here: Machine, connect: Connect) -> None:

@@ -84,6 +84,7 @@ async def test_lost_machine_is_replaced_by_the_standby(temporal_address: str) ->
     assert record.finding.symptom is Symptom.AGENT_LOST
     assert (record.restored_step, record.failed_step, record.lost_steps) == (7, 7, 0)
     assert record.replacements == ("m4",)
+    assert any("m4 lacked ranks 2" in entry.text for entry in record.timeline)
 
 
 async def test_killed_rank_is_tried_again_and_nobody_evicted(temporal_address: str) -> None:

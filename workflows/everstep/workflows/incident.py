@@ -266,7 +266,10 @@ class ResolveIncident:
         try:
             if any(plan.pulls.values()):
                 await self._unless_overtaken(restart.restore(self._job, self._assignment, plan))
-                self._story.tell(f"memory restored to step {plan.step} from other machines")
+                self._story.tell(
+                    f"memory restored to step {plan.step} from other machines: "
+                    f"{restart.pulls_text(plan.pulls)}"
+                )
             await self._unless_overtaken(
                 restart.start(self._job, self._assignment, self._backup, plan.step)
             )
