@@ -8,7 +8,7 @@ The three lines that Everstep needs are those with `session`; what makes the res
 """
 
 # torch is loosely typed.
-# mypy: disable-error-code="no-untyped-call, no-any-return"
+# mypy: disable-error-code="no-untyped-call"
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false
 from __future__ import annotations

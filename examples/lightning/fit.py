@@ -7,7 +7,7 @@ All of it is in `everstep_callback.py`: here it is the callback and the loader t
 """
 
 # torch is loosely typed.
-# mypy: disable-error-code="no-untyped-call, no-any-return"
+# mypy: disable-error-code="no-untyped-call"
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false
 from __future__ import annotations

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections import Counter
 
 import pytest
@@ -219,9 +220,11 @@ def test_a_layout_that_straddles_machines_is_repaired_rank_by_rank() -> None:
         assert layout.machine_of(holder) in machines_outside(layout, rank, ("pp", "dp"))
 
 
-@pytest.mark.timeout(2)
 def test_production_scale_takes_under_two_seconds() -> None:
+    # Of this process: others may keep the machine busy.
+    began_s = time.process_time()
     plan = backup_placement(PRODUCTION)
+    assert time.process_time() - began_s < 2.0
     for slot in (0, 1199):
         assert all(slot == plan.holder[rank] // 8 for rank in plan.held_by(PRODUCTION, slot))
     held = copies_held(PRODUCTION, plan)

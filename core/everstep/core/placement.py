@@ -200,7 +200,9 @@ class _Neighbourhood:
         self._layout = layout
         self._slots = frozenset(range(layout.num_machines))
         self._occupied: dict[tuple[str, int], frozenset[int]] = {}
-        self._beside: dict[tuple[str, int], frozenset[int]] = {}
+        # Equal sets as one, so that comparing them costs nothing with thousands of machines.
+        self._sets: dict[frozenset[int], frozenset[int]] = {}
+        self._beside: dict[int, Mapping[str, frozenset[frozenset[int]]]] = {}
         self._respected = list(_subsets_to_respect(layout.wide_kinds))
 
     def safest(self, rank: int) -> frozenset[int]:
@@ -210,29 +212,35 @@ class _Neighbourhood:
         such a group takes the rank's own copy with it too.
         """
         slot = self._layout.machine_of(rank)
+        occupied = {kind: self._machines(kind, rank) for kind in self._layout.wide_kinds}
         for kinds in self._respected:
-            outside = self._slots.difference(
-                {slot}, *(self._of_group(kind, rank) for kind in kinds)
-            )
+            own = {occupied[kind] for kind in kinds}
+            outside = self._slots.difference({slot}, *own)
             if outside:
-                beside = (self._of_groups_on(kind, slot) for kind in kinds)
-                return outside.difference(*beside) or outside
+                beside = self._machines_beside(slot)
+                others = set[frozenset[int]]().union(*(beside[kind] for kind in kinds)) - own
+                # An aligned layout has none, and may have ten thousand ranks.
+                return (outside.difference(*others) or outside) if others else outside
         raise AssertionError("with two machines there is another one")
 
-    def _of_group(self, kind: str, rank: int) -> frozenset[int]:
+    def _machines_beside(self, slot: int) -> Mapping[str, frozenset[frozenset[int]]]:
+        """By kind, what the groups of a machine's ranks occupy."""
+        if slot not in self._beside:
+            ranks = self._layout.ranks_of(slot)
+            self._beside[slot] = {
+                kind: frozenset(self._machines(kind, rank) for rank in ranks)
+                for kind in self._layout.wide_kinds
+            }
+        return self._beside[slot]
+
+    def _machines(self, kind: str, rank: int) -> frozenset[int]:
         key = (kind, rank)
         if key not in self._occupied:
             group = self._layout.group(kind, rank)
             machines = frozenset(self._layout.machines_of(group))
+            machines = self._sets.setdefault(machines, machines)
             self._occupied.update(dict.fromkeys(((kind, member) for member in group), machines))
         return self._occupied[key]
-
-    def _of_groups_on(self, kind: str, slot: int) -> frozenset[int]:
-        key = (kind, slot)
-        if key not in self._beside:
-            groups = (self._of_group(kind, rank) for rank in self._layout.ranks_of(slot))
-            self._beside[key] = frozenset().union(*groups)
-        return self._beside[key]
 
 
 def _subsets_to_respect(kinds: Collection[str]) -> Iterator[tuple[str, ...]]:
