@@ -72,7 +72,16 @@ def test_the_library_says_it(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = socket.socketpair()
     words: list[channel.Report | channel.Entered] = []
     agent_side = RankChannel(
-        0, 1, ours, store, sender, None, 0, lambda *_: None, 1.0, lambda _, word: words.append(word)
+        0,
+        1,
+        ours,
+        store,
+        sender,
+        None,
+        0,
+        lambda *_: None,
+        1.0,
+        on_word=lambda _, word: words.append(word),
     )
     agent_side.start()
     monkeypatch.setenv(names.ENV_CHANNEL_FD, str(theirs.detach()))

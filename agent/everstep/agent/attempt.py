@@ -29,6 +29,7 @@ from everstep.agent.step_lines import StepLines
 from everstep.agent.transfer import BackupSender
 from everstep.core.errors import TransientError
 from everstep.core.model import (
+    CopyDamaged,
     MachineEvent,
     RankExit,
     RanksFinished,
@@ -209,6 +210,7 @@ class Attempt:
             self._order.restore_step,
             lambda _, step: self._post(voice.reached, step),
             self._around.config.backup_timeout_s,
+            lambda rank, step, text: self._post(self._see_damage, rank, step, text),
             lambda _, word: self._post(voice.said, word),
         )
 
@@ -230,6 +232,11 @@ class Attempt:
             for rank in self._ranks.values():
                 rank.voice.read_log()
             await asyncio.sleep(_READ_LOGS_EVERY_S)
+
+    def _see_damage(self, rank: int, step: int, text: str) -> None:
+        machine = self._around.config.machine
+        event = CopyDamaged(machine, self._order.attempt, rank, step, text, time.time())
+        self._around.on_event(event)
 
     def _see_end(self, rank: int, ended: Ended) -> None:
         # With another signal or a status it got ahead of the order.

@@ -19,6 +19,7 @@ from everstep.core.model import (
     FROM_THE_BEGINNING,
     Alert,
     Assignment,
+    CopyDamaged,
     MachineInfo,
     Observer,
     RanksFinished,
@@ -53,8 +54,8 @@ GATHERING_S = 60.0
 class RunJob:
     """Runs one job from its first start to the end of its last rank.
 
-    Signals: `report_alerts`, `machine_joined`, `ranks_finished` (from agents and the analyzer),
-    `assigned`, `incident_closed` (from the open incident). Query: `status`.
+    Signals: `report_alerts`, `machine_joined`, `ranks_finished`, `copy_damaged` (from agents and
+    the analyzer), `assigned`, `incident_closed` (from the open incident). Query: `status`.
     """
 
     @workflow.init
@@ -107,6 +108,12 @@ class RunJob:
             self._state.finished.append(finished.machine)
         if self._all_finished():
             await self._tell_incident("job_finished", None)
+
+    @workflow.signal
+    async def copy_damaged(self, damaged: CopyDamaged) -> None:
+        """A rank's own copy was of no use to it: the recovery under way tells why."""
+        workflow.logger.warning("%s", damaged.detail)
+        await self._tell_incident("copy_damaged", damaged)
 
     @workflow.signal
     def assigned(self, assignment: Assignment) -> None:
@@ -252,7 +259,9 @@ class RunJob:
         self._state.handed += alerts
         await self._tell_incident("alerts", alerts)
 
-    async def _tell_incident(self, signal: str, value: MachineInfo | list[Alert] | None) -> None:
+    async def _tell_incident(
+        self, signal: str, value: MachineInfo | CopyDamaged | list[Alert] | None
+    ) -> None:
         """Signal the open incident, if there is one that still listens."""
         await workflow.wait_condition(lambda: not self._opening())
         if self._state.active is None:
