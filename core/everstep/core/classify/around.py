@@ -24,7 +24,10 @@ _STATUS = re.compile(r"bank \d+: ([0-9a-f]{16})", re.IGNORECASE)
 _PORT = re.compile(
     r"\b(mlx\d_\w+|mlx5_core [0-9a-f:.]+|ib\w*\d+|ens?p?\w*np\d|roce\w*|bnxt\w*|irdma\w*)", re.I
 )
-_SCALE = re.compile(r"(?:reducing to|loss scale(?: to)?:?) *([\d.e+]+)", re.IGNORECASE)
+_SCALE = re.compile(
+    r"(?:reducing(?: loss scale)? to|loss scale(?: to)?:?) *(\d+(?:\.\d*)?(?:e[+-]?\d+)?)", re.IGNORECASE
+)
+_STUCK = re.compile(r"stuck for (\d+)s", re.IGNORECASE)
 _OTHERS_MEMORY = re.compile(r"process (\d+) has ([\d.]+) ([gm])i?b memory in use", re.IGNORECASE)
 _CAPACITY = re.compile(r"total capacity of ([\d.]+) ([gm])i?b", re.IGNORECASE)
 
@@ -45,6 +48,10 @@ _D_STATE = Reading(Symptom.STORAGE_ERROR, Label.STORAGE, Action.RETRY, 0.6)
 
 SMALLEST_HEALTHY_SCALE = 64.0
 """Dynamic loss scaling that ends below this has not found a range, it has lost the numbers."""
+ONE_EVENT_S = 2.0
+"""Lines of one port within this time tell of one event."""
+LONG_LOCKUP_S = 120
+"""A processor that load keeps busy is free again long before this."""
 _TRACE_LINES = 60
 
 
@@ -110,8 +117,10 @@ def _bank_status(matches: Matches, _: Context) -> Matches:
 
 
 def _lockups(matches: Matches, _: Context) -> Matches:
-    """A processor that is stuck again and again is the machine's fault; once may be load."""
-    if len(_of(matches, "lockup")) > 1:
+    """A processor that is stuck again and again, or for long, is the machine's fault; once is load."""
+    found = _of(matches, "lockup")
+    stuck_s = [int(stuck[1]) for m in found if (stuck := _STUCK.search(m.text))]
+    if len(found) > 1 or max(stuck_s, default=0) >= LONG_LOCKUP_S:
         return _reread(matches, ["lockup"], Standing.CAUSE, _KERNEL)
     return matches
 
@@ -128,11 +137,16 @@ def _hung_tasks(matches: Matches, _: Context) -> Matches:
 
 
 def _wedged_driver(matches: Matches, _: Context) -> Matches:
-    """Tasks that hang in the kernel after an Xid of the machine wait for its driver."""
+    """Tasks that hang after an Xid of the machine, or in its GPU driver, wait for the driver."""
     xids = [m for m in matches if m.rule.name.startswith("xid ")]
+    frames = [m for m in matches if m.rule.name == "frame in the driver"]
     return [
         replace(m, standing=Standing.CAUSE, reading=_WEDGED)
-        if m.rule.name == "hung task" and any((x.source, x.line) < (m.source, m.line) for x in xids)
+        if m.rule.name == "hung task"
+        and (
+            any((x.source, x.line) < (m.source, m.line) for x in xids)
+            or any(0 < f.line - m.line < _TRACE_LINES for f in frames if f.source == m.source)
+        )
         else m
         for m in matches
     ]
@@ -141,14 +155,29 @@ def _wedged_driver(matches: Matches, _: Context) -> Matches:
 def _flaps(matches: Matches, _: Context) -> Matches:
     """The second alert of one port points at its machine."""
     down = _of(matches, "fabric port down")
-    ports = [port[1].lower() for m in down if (port := _PORT.search(m.text))]
-    again = {port for port in ports if ports.count(port) > 1}
+    events: dict[str, list[Match]] = {}
+    again: set[str] = set()
+    for match in down:
+        port = _PORT.search(match.text)
+        if port is None:
+            continue
+        before = events.setdefault(port[1].lower(), [])
+        if any(_apart(match, other) for other in before):
+            again.add(port[1].lower())
+        before.append(match)
     return [
         replace(m, standing=Standing.CAUSE, reading=_FLAPS)
         if m in down and (port := _PORT.search(m.text)) and port[1].lower() in again
         else m
         for m in matches
     ]
+
+
+def _apart(one: Match, other: Match) -> bool:
+    """Whether two lines about a port tell of two events: by their times, else by how they begin."""
+    if one.clock_s is not None and other.clock_s is not None:
+        return abs(one.clock_s - other.clock_s) > ONE_EVENT_S
+    return one.text.split()[:2] == other.text.split()[:2]
 
 
 def _num_processes(matches: Matches) -> int:
@@ -190,7 +219,7 @@ def _segfaults(matches: Matches, context: Context) -> Matches:
 def _loss_scale(matches: Matches, _: Context) -> Matches:
     """Skipped steps are the search for a scale, until the scale gets too small to matter."""
     overflows = _of(matches, "overflow")
-    scales = [float(s[1].rstrip(".")) for m in overflows if (s := _SCALE.search(m.text))]
+    scales = [float(s[1]) for m in overflows if (s := _SCALE.search(m.text))]
     if not overflows:
         return matches
     if scales and min(scales) < SMALLEST_HEALTHY_SCALE:

@@ -25,6 +25,7 @@ _TAIL_BYTES = 32_768
 
 _COMPILED = tuple((rule, re.compile(rule.pattern)) for rule in RULES)
 _PROGRESS = re.compile(rb"\b(?:iter(?:ation)?|step|epoch|global_step)\b['\" :=/\[]*\d+")
+_COLOURS = re.compile(r"\x1b\[[0-9;]*[a-zA-Z]")
 _STRANGE = re.compile(r"\b(?:error|fatal|exception|fail(?:ed|ure)|critical)\b")
 
 
@@ -116,7 +117,7 @@ class Reader:
             self._head += head[: _HEAD_LINES - len(self._head)]
 
     def _read(self, line: int, raw: bytes) -> bool:
-        text = raw[:_MAX_TEXT].decode("utf-8", "replace").rstrip("\r")
+        text = _COLOURS.sub("", raw[:_MAX_TEXT].decode("utf-8", "replace")).rstrip("\r")
         rule = read_rule(text)
         if rule is None:
             if self._strange_line is None and _STRANGE.search(text.lower()):

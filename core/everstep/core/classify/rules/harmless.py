@@ -33,6 +33,15 @@ RULES: tuple[Rule, ...] = (
         "[    0.000000] Command line: BOOT_IMAGE=/vmlinuz root=/dev/sda1 panic=30 mce=ignore_ce",
     ),
     _harmless(
+        "clocks not lowered",
+        r"(?:slowdown|power brake|power cap|sync boost|clocks setting|idle)\b[ \w]*: *not active"
+        r"|(?:sw power cap|idle|applications clocks setting|sync boost|display clock setting) *: *active",
+        "the GPU runs as fast as its power allows",
+        "NVML API: clocks event reasons",
+        "        HW Thermal Slowdown           : Not Active",
+        "        SW Power Cap                      : Active",
+    ),
+    _harmless(
         "register probe",
         r"access_reg(?:ister)?\b.*(?:bad (?:parameter|operation|resource)|not supported|failed)"
         r"|(?:mlx5_cmd\w*|mlx5_core).*(?:mcia|mtcap|mtmp|ppcnt|pddr|query_\w+).*(?:bad (?:param|op)"
