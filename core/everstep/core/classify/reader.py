@@ -25,7 +25,7 @@ _TAIL_BYTES = 32_768
 
 _COMPILED = tuple((rule, re.compile(rule.pattern)) for rule in RULES)
 _PROGRESS = re.compile(rb"\b(?:iter(?:ation)?|step|epoch|global_step)\b['\" :=/\[]*\d+")
-_COLOURS = re.compile(r"\x1b\[[0-9;]*[a-zA-Z]")
+_COLOURS = re.compile(r"\x1b\[[0-9;]*[a-zA-Z]|\[\d{1,3}(?:;\d{1,3})*m")
 _STRANGE = re.compile(r"\b(?:error|fatal|exception|fail(?:ed|ure)|critical)\b")
 
 

@@ -123,6 +123,16 @@ RULES: tuple[Rule, ...] = (
         ("CUDA error: driver shutting down",),
     ),
     Rule(
+        "cuda error announced",
+        r"\[cuda error\] at|cuda (?:error|failure) (?:at|in) (?:file |line )?[\w/.]+:\d+\W*$"
+        r"|cuda kernel errors might be asynchronously|check failed: .*cudasuccess\W*$",
+        Standing.CONSEQUENCE,
+        _STICKY,
+        "the error itself is in another line",
+        _CUDA,
+        ("[CUDA ERROR] at file train.cu:1238:",),
+    ),
+    Rule(
         "cuda error other",
         r"cuda (?:runtime )?(?:error|failure)\b|cuda_error_\w+|cudaerror\w+|accelerator error",
         Standing.SIGN,

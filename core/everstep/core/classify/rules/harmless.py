@@ -90,7 +90,8 @@ RULES: tuple[Rule, ...] = (
     ),
     _harmless(
         "pcie corrected",
-        r"severity=correct(?:ed|able)|aer: (?:multiple )?correct(?:ed|able) error",
+        r"severity=correct(?:ed|able)|aer: (?:multiple )?correct(?:ed|able) error"
+        r"|\berror status/mask=|: +\[ ?\d+\] (?:timeout|rollover|badtlp|baddllp|rxerr|advnonfatalerr)\b",
         "PCIe repeated a transfer",
         _LINUX + ": PCIe AER",
         "pcieport 0000:00:1c.5: PCIe Bus Error: severity=Corrected, type=Physical Layer",
@@ -159,7 +160,7 @@ RULES: tuple[Rule, ...] = (
     _harmless(
         "zero count",
         r"^(?!.*(?:[:=] *-?(?:nan|inf)\b|iterations: +[1-9])).*(?:"
-        r"\b(?:errors?|failures?|nans?|skipped|overflows?)\b[^:=\d]{0,24}[:=] *0\b(?![.\d])"
+        r"\b(?:errors?|failures?|nans?|skipped|overflows?)\b[^:=\d,\"']{0,24}[\"']?[:=] *0\b(?![.\d])"
         r"|\b(?:0|no) (?:errors?|failures?|overflows?|nan iterations|mismatch\w*)\b)",
         "a counter that reads zero",
         "trainers' step lines",

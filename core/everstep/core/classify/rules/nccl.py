@@ -70,9 +70,7 @@ RULES: tuple[Rule, ...] = (
         r"|ib_hca).*(?:not found|no match|mismatch)|nccl warn.*mismatched.*version"
         r"|version mismatch.*nccl"
         r"|nccl.*version mismatch|(?:undefined symbol|symbol lookup error).*nccl|nccl_version"
-        r"|gid index.*invalid"
-        r"|invalid config|ibv_modify_qp.*(?:invalid argument|no such|no data available"
-        r"|network is unreachable)"
+        r"|invalid config"
         r"|failed to (?:initialize|find) (?:any )?net(?:work)? plugin|plugin.*abi",
         Standing.CAUSE,
         _CONFIG,

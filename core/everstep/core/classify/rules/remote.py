@@ -12,7 +12,7 @@ _SERVICE = Reading(Symptom.NETWORK_ERROR, Label.NETWORK, Action.RETRY, 0.65)
 RULES: tuple[Rule, ...] = (
     Rule(
         "object store access",
-        r"accessdenied|access denied|expiredtoken|invalidaccesskey|signaturedoesnotmatch"
+        r"an error occurred \(40[013]\)|\bforbidden\b|unauthorized|accessdenied|access denied|expiredtoken|invalidaccesskey|signaturedoesnotmatch"
         r"|nocredentialserror|unable to locate credentials|nosuchbucket|invalidregion"
         r"|authenticationfailed"
         r"|(?:401|403) (?:client error|forbidden|unauthorized)|gated repo|permission denied"

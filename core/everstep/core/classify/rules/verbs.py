@@ -25,6 +25,16 @@ RULES: tuple[Rule, ...] = (
         ("NCCL WARN Call to ibv_create_cq failed with error Cannot allocate memory",),
     ),
     Rule(
+        "queue pair refused",
+        r"ibv_modify_qp.*(?:invalid argument|no such|no data available|network is unreachable)"
+        r"|gid index.*invalid|invalid gid|failed to find a matching gid",
+        Standing.CAUSE,
+        _CONFIG,
+        "the adapter does not take the settings that NCCL gives it: wrong GID, library or driver",
+        _VERBS,
+        ("NCCL WARN Call to ibv_modify_qp failed with error Invalid argument",),
+    ),
+    Rule(
         "adapter failed",
         r"got async event : (?:local catastrophic|device fatal)|ibv_event_device_fatal",
         Standing.PROOF,
