@@ -25,7 +25,8 @@ _JUMPED = Reading(Symptom.LOSS_SPIKE, Label.UNKNOWN, Action.CHECK, 0.5)
 
 _NUMBER = r"\W{0,6}([0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?)"
 _SPEED = re.compile(
-    r"(?:t(?:era)?flops?(?:/s)?(?:/gpu)?|mfu|tokens(?:/|_per_)s\w*|tokens per second|tps|samples(?:/|_per_)s\w*"
+    r"(?:t(?:era)?flops?(?:/s)?(?:/gpu)?|mfu|tokens(?:/|_per_)s\w*|tokens per second|tps"
+    r"|samples(?:/|_per_)s\w*"
     r"|samplespersec|throughput)(?: per gpu)?(?: \([^)]*\))?" + _NUMBER,
     re.IGNORECASE,
 )

@@ -10,7 +10,8 @@ _SAMPLE = Reading(Symptom.DATA_ERROR, Label.DATA, Action.FIX_DATA, 0.8)
 RULES: tuple[Rule, ...] = (
     Rule(
         "sample broken",
-        r"compressed file ended before|end-of-stream marker|cannot identify image|image file is truncated|broken data stream|unidentifiedimageerror"
+        r"compressed file ended before|end-of-stream marker|cannot identify image"
+        r"|image file is truncated|broken data stream|unidentifiedimageerror"
         r"|decompress(?:ion)?bomb|error -\d while decompressing|incorrect (?:header|data) check"
         r"|badgzipfile"
         r"|crc check failed|bad crc-32|badzipfile|file is not a zip|tarfile\.\w*error"

@@ -31,8 +31,10 @@ RULES: tuple[Rule, ...] = (
         r"unable to determine the device handle for gpu|rminitadapter failed|rm_?init_?adapter fail"
         r"|gpu requires (?:a )?reset|(?:nvml_error|nv_err)_reset_required|reset required \[|\berr!"
         r"|nvrm: .*(?:fsp command timed out|gsp\b.*(?:fail|time-?out|timed out|halt|crash)"
-        r"|marked for reset|cannot initialize gsp)|nvidia(?: gpu)? prob(?:e|ing) (?:routine )?failed"
-        r"|nvml_error_(?:gpu_not_found|irq_issue)|nvrm: .*gpu .*(?:not responding|is in an? (?:bad|error))"
+        r"|marked for reset|cannot initialize gsp)|nvidia(?: gpu)? prob(?:e"
+        r"|ing) (?:routine )?failed"
+        r"|nvml_error_(?:gpu_not_found|irq_issue)|nvrm: .*gpu .*(?:not responding|is in an? (?:bad"
+        r"|error))"
         r"|nvidia: probe of \S+ failed|unhealthy.*(?:gpu-|nvidia\.com/gpu|xid)"
         r"|(?:gpu-|nvidia\.com/gpu|xid).*\bunhealthy",
         Standing.PROOF,
@@ -78,7 +80,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "memory uncorrectable",
         r"uncorrectable ecc|ecc uncorrectable|cuda_error_ecc_uncorrectable|cudaerrorecc\w+"
-        r"|row remapp\w+ fail\w*(?! *occurred *: *no)(?! *: *(?:no|0))|\b(?:a dbe|dbe\(s\)|dbes?) (?:\([^)]*\) )?(?:was |were )?detected"
+        r"|row remapp\w+ fail\w*(?! *occurred *: *no)(?! *: *(?:no|0))|\b(?:a dbe|dbe\(s\)"
+        r"|dbes?) (?:\([^)]*\) )?(?:was |were )?detected"
         r"|uncorrectable (?:dram|sram|memory|double bit)|uncorrectable memory error"
         r"|remapping failure occurred *: *yes|double[- ]bit (?:ecc )?error"
         r"|^(?!.*aggregate).*\bdram uncorrectable\W+[1-9]|volatile.*uncorrect\w+ *: *[1-9]"
@@ -127,8 +130,10 @@ RULES: tuple[Rule, ...] = (
         "image does not fit the driver",
         r"cuda driver version is insufficient|nvidia driver on your system is too old"
         r"|cudaerror(?:insufficientdriver|nokernelimage\w*|compat\w+|unsupportedptx\w*|jit\w+)"
-        r"|cuda_error_(?:no_binary_for_gpu|invalid_ptx|unsupported_ptx_version|jit_\w+|invalid_image)"
-        r"|cli\S*: requirement error|device kernel image is invalid|ptx jit compil\w+ (?:failed|error)"
+        r"|cuda_error_(?:no_binary_for_gpu|invalid_ptx|unsupported_ptx_version|jit_\w+"
+        r"|invalid_image)"
+        r"|cli\S*: requirement error|device kernel image is invalid|ptx jit compil\w+ (?:failed"
+        r"|error)"
         r"|found no nvidia driver|libcuda\.so\.1: cannot open"
         r"|no kernel image is available|forward compatibility was attempted|the provided ptx was"
         r"|not compatible with the current pytorch installation|unsatisfied condition: cuda",
@@ -140,7 +145,8 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "diagnostics failed",
-        r"\|? *(?:pcie|gpu memory|memory bandwidth|diagnostic|memtest|targeted \w+|sm stress|nvbandwidth"
+        r"\|? *(?:pcie|gpu memory|memory bandwidth|diagnostic|memtest|targeted \w+|sm stress"
+        r"|nvbandwidth"
         r"|pulse test|eud|deployment|software|hardware)\b[^|]*\| *fail|\bdcgm_fr_\w+"
         r"|overall health: *(?:failure|fail)|drain the gpu|field diag\w*.*fail",
         Standing.CAUSE,

@@ -7,9 +7,6 @@ from everstep.core.classify.rule import QUIET, Reading, Rule, Standing
 
 _LINUX = "Linux kernel source and admin guide"
 _PANIC = Reading(Symptom.OS_KERNEL_FAULT, Label.HOST, Action.EVICT, 0.85)
-_MEMORY = Reading(Symptom.OS_KERNEL_FAULT, Label.HOST, Action.EVICT, 0.9)
-_BUS = Reading(Symptom.OS_KERNEL_FAULT, Label.HOST, Action.EVICT, 0.75)
-_DISK = Reading(Symptom.STORAGE_ERROR, Label.HOST, Action.EVICT, 0.85)
 _SUSPECT = Reading(Symptom.OS_KERNEL_FAULT, Label.HOST, Action.CHECK, 0.5)
 _OOM = Reading(Symptom.HOST_OOM, Label.HOST, Action.RETRY, 0.9)
 _REMOTE = Reading(Symptom.STORAGE_ERROR, Label.STORAGE, Action.RETRY, 0.75)
@@ -31,7 +28,8 @@ RULES: tuple[Rule, ...] = (
         r"invoked oom-killer|out of memory: kill|killed process \d+|oom_reaper: reaped"
         r"|memory cgroup out of memory|oomkilled|\boom[_ -]kill(?:ed)?\b(?!_)"
         r"|exceeded (?:job |step )?memory limit|oom-kill event|task \d+: out of memory"
-        r"|\bout_of_me\w*\+?|low on resource: memory|memorypressure|node running low on memory|ray\.exceptions\.outofmemoryerror|out_of_memory job"
+        r"|\bout_of_me\w*\+?|low on resource: memory|memorypressure|node running low on memory"
+        r"|ray\.exceptions\.outofmemoryerror|out_of_memory job"
         r"|oom_kill [1-9]",
         Standing.PROOF,
         _OOM,
@@ -63,7 +61,8 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "lockup",
-        r"soft lockup|rcu\w*:? (?:info: )?\w* ?(?:self-)?detected (?:expedited )?stall|detected stalls? on cpu",
+        r"soft lockup|rcu\w*:? (?:info: )?\w* ?(?:self-)?detected (?:expedited )?stall"
+        r"|detected stalls? on cpu",
         Standing.SIGN,
         _SUSPECT,
         "a processor did not schedule for long",

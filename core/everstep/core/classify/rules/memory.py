@@ -12,9 +12,12 @@ _BUS = Reading(Symptom.OS_KERNEL_FAULT, Label.HOST, Action.EVICT, 0.75)
 RULES: tuple[Rule, ...] = (
     Rule(
         "memory corrected",
-        r"\b\d+ ce\b.*(?:memory|error)|\bce (?:memory \w+ )?error|\bcorrected (?:hardware )?(?:memory )?error"
-        r"|corrected by h/w|type: corrected|single-bit ecc|\bbeen corrected\b|mce: .*\bcorrected\b(?<!uncorrected)"
-        r"|(?:handling mce|machine check events logged)|storage error in dram|hardware error from apei"
+        r"\b\d+ ce\b.*(?:memory|error)|\bce (?:memory \w+ )?error"
+        r"|\bcorrected (?:hardware )?(?:memory )?error"
+        r"|corrected by h/w|type: corrected|single-bit ecc|\bbeen corrected\b"
+        r"|mce: .*\bcorrected\b(?<!uncorrected)"
+        r"|(?:handling mce|machine check events logged)|storage error in dram"
+        r"|hardware error from apei"
         r"|severity[=:] ?corrected|corrected error, no action required|cmci storm"
         r"|event severity: corrected|\bcorrectable\b|mce_notify_irq",
         Standing.CONTEXT,
@@ -29,7 +32,8 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "memory uncorrected",
-        r"\b\d+ ue\b.*(?:memory|error|on )|\bue (?:memory \w+ )?error|uncorrect(?:ed|able) (?:hardware "
+        r"\b\d+ ue\b.*(?:memory|error|on )|\bue (?:memory \w+ )?error|uncorrect(?:ed"
+        r"|able) (?:hardware "
         r"|memory )"
         r"|memory failure: 0x|hardware memory corruption|uncorrected error|uncorrectable error"
         r"|uncorrectable ecc",
@@ -68,7 +72,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "pcie uncorrected",
         r"pcie bus error: severity=uncorrected|uncorrected \((?:non-)?fatal\)"
-        r"|dpc: containment event|uncorrect(?:ed|able) \((?:non-)?fatal\)|aer: (?:multiple )?uncorrect"
+        r"|dpc: containment event|uncorrect(?:ed|able) \((?:non-)?fatal\)"
+        r"|aer: (?:multiple )?uncorrect"
         r"|aer: uncorrected|pcie link.*lost|pcie.*surprise (?:link )?down",
         Standing.PROOF,
         _BUS,

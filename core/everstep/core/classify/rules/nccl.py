@@ -6,19 +6,11 @@ from everstep.core.classify.names import Action, Label, Symptom
 from everstep.core.classify.rule import Reading, Rule, Standing
 
 _RESULTS = "NCCL API: ncclResult_t; NCCL source"
-_VERBS = "rdma-core: ibv_wc_status, ibv_get_async_event(3)"
-_TORCH = "torch: ProcessGroupNCCL, ProcessGroupGloo, TCPStore"
 
 _CONFIG = Reading(Symptom.NETWORK_ERROR, Label.INFRASTRUCTURE, Action.ROLLBACK, 0.6)
 _PROGRAM = Reading(Symptom.CODE_ERROR, Label.USER_CODE, Action.ROLLBACK, 0.75)
-_FABRIC = Reading(Symptom.NETWORK_ERROR, Label.NETWORK, Action.RETRY, 0.6)
 _UNSURE = Reading(Symptom.NETWORK_ERROR, Label.NETWORK, Action.CHECK, 0.45)
 _INTERNAL = Reading(Symptom.CUDA_ERROR, Label.UNKNOWN, Action.CHECK, 0.4)
-_NIC = Reading(Symptom.NETWORK_ERROR, Label.NETWORK, Action.EVICT, 0.75)
-_PEER = Reading(Symptom.NETWORK_ERROR, Label.UNKNOWN, Action.RETRY, 0.3)
-_HANG = Reading(Symptom.NCCL_TIMEOUT, Label.USER_CODE, Action.ROLLBACK, 0.4)
-_START = Reading(Symptom.JOB_HANG, Label.INFRASTRUCTURE, Action.RETRY, 0.5)
-_PORT = Reading(Symptom.PROCESS_CRASH, Label.INFRASTRUCTURE, Action.RETRY, 0.7)
 _SHM = Reading(Symptom.CONTAINER_ERROR, Label.INFRASTRUCTURE, Action.ROLLBACK, 0.8)
 
 RULES: tuple[Rule, ...] = (

@@ -15,7 +15,8 @@ RULES: tuple[Rule, ...] = (
         "adapter dead",
         r"mlx5_core.*(?:health compromised|fatal error|assert_var|in fatal state|device state = \d+"
         r" pci_status|internal error|enter error state|will cause a leak|wait vital"
-        r"|handle_bad_(?:card|fw)|load_one failed|probe of \S+ failed|handle_hca_cap failed|init\w* time-?out"
+        r"|handle_bad_(?:card|fw)|load_one failed|probe of \S+ failed|handle_hca_cap failed"
+        r"|init\w* time-?out"
         r"|firmware (?:fatal|not responding|initialization failed|over \d+ ms))"
         r"|\b(?:mlx|bnxt|ice|irdma|hfi1|efa)\w*: probe of \S+ failed"
         r"|fw_fatal|(?:bnxt|ice|efa|hfi1|ib_\w+|mlx4_core).*(?:firmware (?:hang|not responding"
@@ -47,7 +48,8 @@ RULES: tuple[Rule, ...] = (
         r"|mlx4\w*|\bens?p?\w*np\d)"
         r".*(?:link (?:is )?down|port (?:is )?down|port_err|carrier lost|lost carrier|state:? down"
         r"|state: 1: down|physical state: (?:disabled|polling))|link_downed *[:=] *[1-9]"
-        r"|port state changed to down|link status definitely down|cable (?:un)?plugged|port module event.*(?:error|unplugged|disabled)"
+        r"|port state changed to down|link status definitely down|cable (?:un)?plugged"
+        r"|port module event.*(?:error|unplugged|disabled)"
         r"|lost carrier|no carrier|lost the link|(?:link|carrier) (?:is )?lost\b",
         Standing.CAUSE,
         _FIRST,
@@ -60,7 +62,8 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "adapter stalls",
-        r"\b(?:mlx\d|bnxt|ice|irdma|hfi1|efa|ib)(?:_\w+|\d)?\b.*(?:tx timeout|command timeout|timed out.*cmd|cmd.*timed? ?out"
+        r"\b(?:mlx\d|bnxt|ice|irdma|hfi1|efa|ib)(?:_\w+|\d)?\b.*(?:tx timeout|command timeout"
+        r"|timed out.*cmd|cmd.*timed? ?out"
         r"|reset(?:ting)? (?:adapter|device)|error recovery)",
         Standing.SIGN,
         _UNSURE,
@@ -70,7 +73,8 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "link errors",
-        r"(?:symbol_?error\w*|link_?error_?recovery|port_?rcv_?errors|rx_crc_errors\w*|local_link_integrity\w*"
+        r"(?:symbol_?error\w*|link_?error_?recovery|port_?rcv_?errors|rx_crc_errors\w*"
+        r"|local_link_integrity\w*"
         r"|excessive_buffer_overrun\w*) *[:=]+ *[1-9]\d{3,}|excessive (?:bit|symbol) error",
         Standing.SIGN,
         _UNSURE,

@@ -18,7 +18,8 @@ RULES: tuple[Rule, ...] = (
         r"|worknccl\(.*timed out|timed out in blocking wait"
         r"|ran for \d+ milliseconds before timing out"
         r"|some nccl operations have failed or timed out|timed out waiting \d+ ?ms for"
-        r"|monitored_?barrier.*(?:timed out|failed|did not)|barrier timed out"
+        r"|monitored_?barrier.*(?:timed out|failed|did not)"
+        r"|(?<!deadline_exceeded: )barrier timed out"
         r"|watchdog.*(?:got stuck|hung|heartbeat)|heartbeat ?monitor timed out"
         r"|failure detected by watchdog|timeout at nccl work|collective.*(?:hang|stuck)"
         r"|nccl.*timed? ?out",
@@ -36,7 +37,8 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "port taken",
-        r"address already in use|eaddrinuse|errno: ?98\b|errno 98\b|port \d+ (?:is )?(?:already )?in use"
+        r"address already in use|eaddrinuse|errno: ?98\b|errno 98\b"
+        r"|port \d+ (?:is )?(?:already )?in use"
         r"|failed to bind (?:to )?(?:the )?(?:socket|address|port|tcp|any)|bind: address",
         Standing.CAUSE,
         _PORT,
@@ -51,8 +53,10 @@ RULES: tuple[Rule, ...] = (
         "peers did not come",
         r"rendezvous(?:timeout|connection)?error|\d+/\d+ clients joined"
         r"|client socket has timed out|timed out after \d+ ?(?:ms|seconds) waiting for clients"
-        r"|\bsocket timeout|wait timeout after \d+|distnetworkerror|diststoreerror|store.*timed? ?out"
-        r"|timed out connecting|so_error: connection refused|waiting for (?:\w+ )?(?:clients|workers|peers|nodes).*time"
+        r"|\bsocket timeout|wait timeout after \d+|distnetworkerror|diststoreerror"
+        r"|store.*timed? ?out"
+        r"|timed out connecting|so_error: connection refused|waiting for (?:\w+ )?(?:clients"
+        r"|workers|peers|nodes).*time"
         r"|deadline_exceeded|heartbeat timeout|socketstartconnect|call to connect"
         r"|connectfullmesh failed|could not connect to (?:the )?(?:tcpstore|master|store)"
         r"|failed to connect to.*29\d\d\d"
@@ -76,7 +80,8 @@ RULES: tuple[Rule, ...] = (
         r"|recv failed|send failed|progress)|recvvalue failed"
         r"|sendbytes failed|failed to recv, got 0 bytes|peer closed|remote peer|ncclremoteerror"
         r"|application timeout caused pair closure|tcpstore server has shut down|pair closure"
-        r"|remote process exited|distbackenderror|nccl comm\w* (?:\d+ )?was aborted|comm\w* .*abort|application crash on rank"
+        r"|remote process exited|distbackenderror|nccl comm\w* (?:\d+ )?was aborted"
+        r"|comm\w* .*abort|application crash on rank"
         r"|ncclcommabort|store.*(?:no longer|unreachable)"
         r"|should dump.*flag|early termination|taking the entire process down"
         r"|exiting with error.*dump",

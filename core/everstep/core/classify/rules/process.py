@@ -10,10 +10,6 @@ _SHM = Reading(Symptom.PROCESS_CRASH, Label.INFRASTRUCTURE, Action.ROLLBACK, 0.7
 _KILLED = Reading(Symptom.HOST_OOM, Label.HOST, Action.RETRY, 0.55)
 _CRASH = Reading(Symptom.PROCESS_CRASH, Label.UNKNOWN, Action.CHECK, 0.4)
 _STOPPED = Reading(Symptom.PREEMPTION, Label.MANUAL, Action.RETRY, 0.6)
-_PREEMPTED = Reading(Symptom.PREEMPTION, Label.INFRASTRUCTURE, Action.RETRY, 0.85)
-_NODE = Reading(Symptom.OS_KERNEL_FAULT, Label.HOST, Action.EVICT, 0.8)
-_POD = Reading(Symptom.CONTAINER_ERROR, Label.INFRASTRUCTURE, Action.ROLLBACK, 0.65)
-_AGAIN = Reading(Symptom.CONTAINER_ERROR, Label.INFRASTRUCTURE, Action.RETRY, 0.6)
 _FOLLOWS = Reading(Symptom.PROCESS_CRASH, Label.UNKNOWN, Action.CHECK, 0.25)
 _AFTER = Reading(Symptom.NONE, Label.INFRASTRUCTURE, Action.NONE, 0.6)
 _MEMORY = Reading(Symptom.HOST_OOM, Label.HOST, Action.RETRY, 0.7)
@@ -85,7 +81,8 @@ RULES: tuple[Rule, ...] = (
         "sigkill",
         r"\bsigkill\b|signal 9\b|exit ?code *: *-9\b|exit(?:ed with)? (?:code|status)[ :=]*137\b"
         r"|raisedsignal:9"
-        r"|^\s*killed\s*$|: line \d+: +\d+ killed\b|\bkilled +(?:python|torchrun|srun)|exitcode[:=] *137\b|signal: killed",
+        r"|^\s*killed\s*$|: line \d+: +\d+ killed\b|\bkilled +(?:python|torchrun|srun)"
+        r"|exitcode[:=] *137\b|signal: killed",
         Standing.SIGN,
         _KILLED,
         "killed from outside, mostly by the kernel for memory",
@@ -94,7 +91,8 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "sigsegv",
-        r"killed by signal: seg|\bsigsegv\b|signal 11\b|exit ?code *: *-11\b|segmentation fault|exit (?:code"
+        r"killed by signal: seg|\bsigsegv\b|signal 11\b|exit ?code *: *-11\b|segmentation fault"
+        r"|exit (?:code"
         r"|status) 139\b"
         r"|\bsigill\b|\bsigfpe\b|exitcode *: *-[48]\b|illegal instruction|signal: segmentation",
         Standing.SIGN,

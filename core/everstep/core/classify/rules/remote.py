@@ -12,7 +12,8 @@ _SERVICE = Reading(Symptom.NETWORK_ERROR, Label.NETWORK, Action.RETRY, 0.65)
 RULES: tuple[Rule, ...] = (
     Rule(
         "object store access",
-        r"an error occurred \(40[013]\)|\bforbidden\b|unauthorized|accessdenied|access denied|expiredtoken|invalidaccesskey|signaturedoesnotmatch"
+        r"an error occurred \(40[013]\)|\bforbidden\b|unauthorized|accessdenied|access denied"
+        r"|expiredtoken|invalidaccesskey|signaturedoesnotmatch"
         r"|nocredentialserror|unable to locate credentials|nosuchbucket|invalidregion"
         r"|authenticationfailed"
         r"|(?:401|403) (?:client error|forbidden|unauthorized)|gated repo|permission denied"
@@ -28,7 +29,8 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "object store busy",
-        r"\(slowdown\)|slowdown: |reduce your request rate|slow_?down\b.*s3|serviceunavailable|internalerror.*(?:s3|object)"
+        r"\(slowdown\)|slowdown: |reduce your request rate|slow_?down\b.*s3|serviceunavailable"
+        r"|internalerror.*(?:s3|object)"
         r"|requesttimeout"
         r"|(?:500|502|503|504) (?:server error|service|bad gateway|gateway|internal)"
         r"|toomanyrequests"
@@ -47,7 +49,8 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "hdfs",
-        r"safemodeexception|standbyexception|name ?node is in safe mode|blockmissingexception|could not obtain block"
+        r"safemodeexception|standbyexception|name ?node is in safe mode|blockmissingexception"
+        r"|could not obtain block"
         r"|org\.apache\.hadoop|hdfs\S*exception|lease(?:expired)?exception|no datanode"
         r"|all datanodes",
         Standing.CAUSE,

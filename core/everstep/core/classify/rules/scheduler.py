@@ -14,9 +14,12 @@ _AGAIN = Reading(Symptom.CONTAINER_ERROR, Label.INFRASTRUCTURE, Action.RETRY, 0.
 RULES: tuple[Rule, ...] = (
     Rule(
         "preempted",
-        r"due to preemption|\bpreempt(?:ed|ion)\b|spot (?:instance )?(?:interruption|termination)|instance.*reclaim"
-        r"|instance will be (?:terminated|stopped|retired)|scheduled for (?:retirement|maintenance|termination)"
-        r"|insufficient nvidia\.com/gpu|failedscheduling|low on resource: (?:cpu|pids)|nodeshutdown|node is shutting down"
+        r"due to preemption|\bpreempt(?:ed|ion)\b|spot (?:instance )?(?:interruption|termination)"
+        r"|instance.*reclaim"
+        r"|instance will be (?:terminated|stopped|retired)|scheduled for (?:retirement|maintenance"
+        r"|termination)"
+        r"|insufficient nvidia\.com/gpu|failedscheduling|low on resource: (?:cpu|pids)"
+        r"|nodeshutdown|node is shutting down"
         r"|auto-?requeue signal|requeu?ing job"
         r"|maintenance event|terminat\w+ by (?:the )?(?:kubelet|scheduler)|taintmanagereviction",
         Standing.PROOF,
@@ -30,8 +33,10 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "node failed",
-        r"due to node fail|node_fail|node failure|nodes? \S+ not responding|failure of node|setting (?:node )?down\b|nodenotready"
-        r"|node status is now: (?:nodenotready|unknown)|kubelet stopped posting|node has been lost|node (?:is )?(?:not ready"
+        r"due to node fail|node_fail|node failure|nodes? \S+ not responding|failure of node"
+        r"|setting (?:node )?down\b|nodenotready"
+        r"|node status is now: (?:nodenotready|unknown)|kubelet stopped posting|node has been lost"
+        r"|node (?:is )?(?:not ready"
         r"|unreachable|lost|down)"
         r"|nodelost|nodestatusunknown|host (?:is )?(?:unresponsive|not responding)",
         Standing.CAUSE,

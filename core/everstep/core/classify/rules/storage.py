@@ -9,18 +9,13 @@ _ERRNO = "errno(3)"
 _FULL = Reading(Symptom.DISK_FULL, Label.STORAGE, Action.RETRY, 0.85)
 _REMOTE = Reading(Symptom.STORAGE_ERROR, Label.STORAGE, Action.RETRY, 0.75)
 _READ_ONLY = Reading(Symptom.STORAGE_ERROR, Label.HOST, Action.CHECK, 0.5)
-_BROKEN = Reading(Symptom.CHECKPOINT_ERROR, Label.STORAGE, Action.RETRY, 0.75)
-_SHAPE = Reading(Symptom.CODE_ERROR, Label.USER_CODE, Action.ROLLBACK, 0.8)
-_RIGHTS = Reading(Symptom.STORAGE_ERROR, Label.MANUAL, Action.ROLLBACK, 0.6)
 _LIMIT = Reading(Symptom.CODE_ERROR, Label.USER_CODE, Action.ROLLBACK, 0.65)
-_SERVICE = Reading(Symptom.NETWORK_ERROR, Label.NETWORK, Action.RETRY, 0.65)
-_SAMPLE = Reading(Symptom.DATA_ERROR, Label.DATA, Action.FIX_DATA, 0.8)
-_SAVING = Reading(Symptom.JOB_HANG, Label.STORAGE, Action.RETRY, 0.4)
 
 RULES: tuple[Rule, ...] = (
     Rule(
         "no space",
-        r"no space left on device|enospc|errno 28\b|requested and \d+ written|disk quota exceeded|edquot|errno 122\b"
+        r"no space left on device|enospc|errno 28\b|requested and \d+ written|disk quota exceeded"
+        r"|edquot|errno 122\b"
         r"|disk (?:is )?full|diskpressure|low on resource: ephemeral-storage"
         r"|not enough (?:free )?disk"
         r"|quota (?:has been )?exceeded|out of disk space|file system full",

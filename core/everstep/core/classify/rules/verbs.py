@@ -69,7 +69,8 @@ RULES: tuple[Rule, ...] = (
         "completion timed out",
         r"(?:got completion|ib.*completion|wc).*(?:status[= ]|error[: ]+)1[23]\b|transport retry"
         r" counter exceeded|rnr retry counter exceeded|retry_exc_err|retry exceeded"
-        r"|net/ofi.*(?:completed with error|rc: )|undeliverable|unreachable remote|unresponsive (?:receiver|peer)"
+        r"|net/ofi.*(?:completed with error|rc: )|undeliverable|unreachable remote"
+        r"|unresponsive (?:receiver|peer)"
         r"|\befa(?:_\w+)?:.*(?:err: \d|error)|libfabric.*(?:err|fail)|fi_cq_read\w*.*(?:err|fail)",
         Standing.CAUSE,
         _FABRIC,

@@ -1,11 +1,11 @@
 """Xids: what NVIDIA's driver writes to the kernel log when a GPU misbehaves.
 
-One entry for codes that the catalogue treats alike. Its immediate action decides: what it answers by
-resetting the GPU, restarting the machine or looking at its cables is a fault of the machine; what it
-answers by restarting the application and looking at the program is the program's; what it answers by
-restarting the application and asking NVIDIA makes a suspect. What depends on several lines (13, 31,
-and the fabric's 137) is settled in `around`, by GPU and time. A code that was cleaned up after
-("caused by previous Xid 145") speaks for the earlier one.
+One entry for codes that the catalogue treats alike. Its immediate action decides: what it answers
+by resetting the GPU, restarting the machine or looking at its cables is a fault of the machine;
+what it answers by restarting the application and looking at the program is the program's; what it
+answers by restarting the application and asking NVIDIA makes a suspect. What depends on several
+lines (13, 31, and the fabric's 137) is settled in `around`, by GPU and time. A code that was
+cleaned up after ("caused by previous Xid 145") speaks for the earlier one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ _LOST = Reading(Symptom.GPU_UNAVAILABLE, Label.GPU_HARDWARE, Action.EVICT, 0.9)
 _BROKEN = Reading(Symptom.GPU_UNAVAILABLE, Label.GPU_HARDWARE, Action.EVICT, 0.75)
 _PROGRAM = Reading(Symptom.CUDA_ERROR, Label.USER_CODE, Action.ROLLBACK, 0.55)
 _SUSPECT = Reading(Symptom.CUDA_ERROR, Label.GPU_HARDWARE, Action.CHECK, 0.5)
-_FOLLOWS = Reading(Symptom.CUDA_ERROR, Label.UNKNOWN, Action.CHECK, 0.3)
 
 _ENGINES = (8, 39, 40, 41, 60, 68, 70, 71, 72, 75, 76, 77, *range(82, 87), 88, 89, *range(96, 106),
             *range(126, 136), 139, 142, 159)  # fmt: skip
