@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from everstep.core.classify.around_kernel import KERNEL_REFINEMENTS
 from everstep.core.classify.evidence import Context, Match
+from everstep.core.classify.lines import gpu_of
 from everstep.core.classify.matches import Matches, Refinement, of, reread
 from everstep.core.classify.names import Action, Label, Symptom
 from everstep.core.classify.rule import Reading, Standing
