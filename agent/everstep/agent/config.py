@@ -28,6 +28,7 @@ class MachineConfig:
         backup_timeout_s: How long a step may wait for its copy on the other machine, > 0.
         backup_bytes_per_s: How much backup traffic the machine may send, > 0, or None for no limit.
         prewarm_timeout_s: How long imports may take before ranks start as fresh programs, > 0.
+        cgroup: Cgroup that the ranks run in, as /proc/PID/cgroup has it; empty for the root.
     """
 
     job: str
@@ -45,6 +46,7 @@ class MachineConfig:
     backup_timeout_s: float = 30.0
     backup_bytes_per_s: float | None = None
     prewarm_timeout_s: float = 300.0
+    cgroup: str = ""
 
     @property
     def owner(self) -> str:
