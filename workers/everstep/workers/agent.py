@@ -13,7 +13,7 @@ import logging
 import os
 from collections.abc import Mapping
 
-from everstep.agent import link
+from everstep.agent import link, process
 from everstep.agent.config import MachineConfig
 from everstep.agent.machine import Machine
 from everstep.agent.probes.host import own_cgroup
@@ -91,6 +91,7 @@ def monitor_config(
             addresses=(given.host,),
         ),
         own_cgroup=own_cgroup(),
+        own_pids=lambda: process.strays(str((folder.machines / name).resolve()), None),
         accept_programs=given.kernel_log_of_programs,
     )
 

@@ -35,12 +35,9 @@ class Index:
     def candidates(self, text: str) -> list[int]:
         """Numbers of the patterns that the text may match, ascending; the others do not match."""
         heads = self._by_head
+        there = {text[at : at + _SHORTEST] for at in range(len(text) - _SHORTEST + 1)}
         found = {
-            number
-            for at in range(len(text) - _SHORTEST + 1)
-            if (entries := heads.get(text[at : at + _SHORTEST])) is not None
-            for word, number in entries
-            if text.startswith(word, at)
+            number for head in there & heads.keys() for word, number in heads[head] if word in text
         }
         return sorted(found.union(self._always))
 
