@@ -20,7 +20,8 @@ import yaml
 from everstep.activities.archive import load_incidents
 from everstep.core.model import IncidentRecord
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "gpt"
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+EXAMPLE = EXAMPLES / "gpt"
 PATIENCE_S = 240.0
 
 
@@ -41,6 +42,14 @@ def write_spec(folder: Path, steps: int, standbys: int, **changes: object) -> Pa
     file = folder / "job.yaml"
     file.write_text(yaml.safe_dump(spec))  # pyright: ignore[reportUnknownMemberType]
     return file
+
+
+SMALL: dict[str, object] = {
+    "machines": 2,
+    "gpus_per_machine": 2,
+    "parallelism": {"tp": 2, "pp": 1, "dp": 2, "order": "tp-pp-dp"},
+}
+"""For a test in which it does not matter how many ranks there are."""
 
 
 @dataclass
