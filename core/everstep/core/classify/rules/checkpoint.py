@@ -12,7 +12,8 @@ _SAVING = Reading(Symptom.JOB_HANG, Label.STORAGE, Action.RETRY, 0.4)
 RULES: tuple[Rule, ...] = (
     Rule(
         "checkpoint does not fit",
-        r"size mismatch for |(?:missing|unexpected) key\(?s?\)? in (?:the )?(?:state|source"
+        r"weights only load failed|size mismatch for |(?:missing"
+        r"|unexpected) key\(?s?\)? in (?:the )?(?:state|source"
         r"|loaded|model)"
         r"|error\(s\) in loading state_dict|different number of parameter groups"
         r"|loaded state dict|parameter group that doesn't match|shape mismatch.*(?:checkpoint|load)"

@@ -57,7 +57,8 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "nccl configuration",
-        r"no socket interface found|unsupported gloo device|unable to (?:resolve hostname"
+        r"no socket interface found|mismatch in rank count|unsupported gloo device"
+        r"|unable to (?:resolve hostname"
         r"|find address for)|no (?:usable|matching) (?:socket )?interface|nccl_(?:socket_ifname"
         r"|ib_hca).*(?:not found|no match|mismatch)|nccl warn.*mismatched.*version"
         r"|version mismatch.*nccl"
