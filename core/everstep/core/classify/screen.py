@@ -88,14 +88,14 @@ class Screen:
         plain, dull = self._plain, self._dull
         if all(map(plain.__contains__, map(hash, wordings))):
             return
-        lines = block.split(b"\n")
+        lines, lowers = block.split(b"\n"), lower.split(b"\n")
         for at, wording in enumerate(wordings):
             key = hash(wording)
             if key in plain:
                 continue
             stems = dull.get(key)
             if stems is not None:
-                self._dull_line(key, stems, lines[at], first + at)
+                self._dull_line(key, stems, lines[at], lowers[at], first + at)
             elif self._is_plain(wording):
                 _add(plain, key)
             else:
@@ -147,16 +147,18 @@ class Screen:
             self._dull.clear()
         self._dull[hash(wording)] = stems
 
-    def _dull_line(self, key: int, stems: tuple[bytes, ...], line: bytes, number: int) -> None:
+    def _dull_line(
+        self, key: int, stems: tuple[bytes, ...], line: bytes, lower: bytes, number: int
+    ) -> None:
         """Read a line of a dull wording if what stands around its stems is new."""
-        news, lower = False, line.lower()
+        news, windows = False, self._windows
         for stem in stems:
             at = lower.find(stem)
-            window = lower[max(0, at - _BEFORE) : at + _AFTER]
-            if window in self._windows:
+            window = lower[at - _BEFORE if at > _BEFORE else 0 : at + _AFTER]
+            if window in windows:
                 continue
-            if len(self._windows) < _MAX_FLOODS:
-                self._windows.add(window)
+            if len(windows) < _MAX_FLOODS:
+                windows.add(window)
             around = hash(_LARGE_NUMBERS.sub(b"", window))
             if around not in self._dull_seen:
                 _add(self._dull_seen, around)
