@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 import signal
 import socket
 import time
@@ -21,15 +22,19 @@ from everstep.agent.channel import RankChannel
 from everstep.agent.config import MachineConfig
 from everstep.agent.journal import Journal
 from everstep.agent.launcher import Launcher, last_lines
+from everstep.agent.logtimes import LogTimes
+from everstep.agent.memory import OomKills
 from everstep.agent.nursery import Ended
+from everstep.agent.rank_voice import RankVoice
 from everstep.agent.shards import ShardStore
+from everstep.agent.step_lines import StepLines
 from everstep.agent.storage import StorageTier
 from everstep.agent.transfer import BackupSender
 from everstep.core.errors import TransientError
 from everstep.core.model import (
+    CopyDamaged,
     MachineEvent,
     RankExit,
-    RankProgress,
     RanksFinished,
     RanksStarted,
     RankStart,
@@ -40,6 +45,7 @@ logger = logging.getLogger(__name__)
 
 _DRAIN_PATIENCE_S = 0.01
 _DEATH_PATIENCE_S = 10.0
+_READ_LOGS_EVERY_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +60,7 @@ class Surroundings:
         store: Where shards lie.
         sender: Sends backups.
         rendezvous: Listening socket for the store of each attempt.
+        oom_kills: Counts the kernel's kills for memory among the ranks.
         on_event: Called in the event loop with what the outside should know.
         tier: The storage tier, or None.
     """
@@ -65,6 +72,7 @@ class Surroundings:
     store: ShardStore
     sender: BackupSender
     rendezvous: socket.socket
+    oom_kills: OomKills
     on_event: Callable[[MachineEvent], None]
     tier: StorageTier | None
 
@@ -73,7 +81,7 @@ class Surroundings:
 class _Rank:
     log: Path
     channel: RankChannel
-    step: int | None = None
+    voice: RankVoice
     exit: RankExit | None = None
 
 
@@ -96,6 +104,8 @@ class Attempt:
         self._over = False
         self._stopped: list[int] = []
         self._reports: set[asyncio.Task[None]] = set()
+        self._reading: asyncio.Task[None] | None = None
+        self._times: asyncio.Task[None] | None = None
         # Closing waits for a channel's thread, which may wait for another machine.
         self._closers = ThreadPoolExecutor(max(1, 2 * len(order.ranks)), "channel-closer")
 
@@ -109,6 +119,11 @@ class Attempt:
     def stopped(self) -> tuple[int, ...]:
         """Ranks that were ended by an order, ascending."""
         return tuple(sorted(self._stopped))
+
+    def backup_lags(self) -> dict[int, int]:
+        """How many steps each rank's backup is behind, of those that have a holder."""
+        lags = {number: rank.channel.backup_lag_steps for number, rank in self._ranks.items()}
+        return {number: steps for number, steps in lags.items() if steps is not None}
 
     def launch(self) -> tuple[int, ...]:
         """Start the ranks, and the rendezvous store if this is slot 0; blocks.
@@ -135,6 +150,9 @@ class Attempt:
         if around.tier is not None:
             around.tier.begin(order)
         pids = tuple(self._launch_rank(start) for start in order.ranks)
+        if around.config.step_pattern is not None:
+            self._post(self._begin_reading)
+        self._post(self._time_logs)
         around.journal.write("started", attempt=order.attempt, ranks=ranks, pids=pids)
         return pids
 
@@ -157,12 +175,25 @@ class Attempt:
         except TimeoutError as error:
             raise TransientError(f"ranks {sorted(self._alive)} do not die") from error
         await asyncio.gather(*(self._hang_up(rank) for rank in self._ranks.values()))
+        if self._times is not None:
+            self._times.cancel()
+            await asyncio.wait([self._times])
         self._closers.shutdown(wait=False)
+        if self._reading is not None:
+            self._reading.cancel()
+            await asyncio.gather(self._reading, return_exceptions=True)
         self._over = True
+
+    def _time_logs(self) -> None:
+        if not self._over:
+            logs = [rank.log for rank in self._ranks.values()]
+            self._times = asyncio.create_task(LogTimes(logs).run())
 
     def _launch_rank(self, start: RankStart) -> int:
         ours, theirs = socket.socketpair()
-        rank = _Rank(self._directory / f"rank-{start.rank:05d}.log", self._channel(start, ours))
+        log = self._directory / f"rank-{start.rank:05d}.log"
+        voice = self._voice(start, log)
+        rank = _Rank(log, self._channel(start, ours, voice), voice)
         # Before its end or its progress can be told.
         self._ranks[start.rank] = rank
         self._alive.add(start.rank)
@@ -180,7 +211,14 @@ class Attempt:
                 self._alive.discard(start.rank)
                 raise
 
-    def _channel(self, start: RankStart, sock: socket.socket) -> RankChannel:
+    def _voice(self, start: RankStart, log: Path) -> RankVoice:
+        config, order = self._around.config, self._order
+        pattern = config.step_pattern
+        lines = None if pattern is None else StepLines(log, re.compile(pattern))
+        place = (config.machine, order.attempt, start.rank)
+        return RankVoice(*place, order.restore_step, lines, self._around.on_event)
+
+    def _channel(self, start: RankStart, sock: socket.socket, voice: RankVoice) -> RankChannel:
         return RankChannel(
             start.rank,
             self._order.attempt,
@@ -189,8 +227,10 @@ class Attempt:
             self._around.sender,
             start.backup,
             self._order.restore_step,
-            lambda rank, step: self._post(self._see_progress, rank, step),
+            lambda _, step: self._post(voice.reached, step),
             self._around.config.backup_timeout_s,
+            lambda rank, step, text: self._post(self._see_damage, rank, step, text),
+            lambda _, word: self._post(voice.said, word),
             self._around.tier,
             self._stored(),
         )
@@ -208,16 +248,26 @@ class Attempt:
         if not self._stopping:
             logger.warning("the store of attempt %d ended: %s", self._order.attempt, ended)
 
-    def _see_progress(self, rank: int, step: int) -> None:
-        self._ranks[rank].step = step
+    def _begin_reading(self) -> None:
+        self._reading = asyncio.ensure_future(self._read_logs())
+
+    async def _read_logs(self) -> None:
+        """Hear ranks out that do not use the library, for ever."""
+        while True:
+            for rank in self._ranks.values():
+                rank.voice.read_log()
+            await asyncio.sleep(_READ_LOGS_EVERY_S)
+
+    def _see_damage(self, rank: int, step: int, text: str) -> None:
         machine = self._around.config.machine
-        event = RankProgress(machine, self._order.attempt, rank, step, time.time())
+        event = CopyDamaged(machine, self._order.attempt, rank, step, text, time.time())
         self._around.on_event(event)
 
     def _see_end(self, rank: int, ended: Ended) -> None:
         # With another signal or a status it got ahead of the order.
         if self._stopping and ended.signal == signal.SIGKILL:
             self._stopped.append(rank)
+            self._ranks[rank].voice.ended()
             self._count_out(rank)
             return
         report = asyncio.ensure_future(self._report_end(rank, ended))
@@ -226,7 +276,9 @@ class Attempt:
 
     async def _report_end(self, number: int, ended: Ended) -> None:
         rank = self._ranks[number]
+        out_of_memory = ended.exit_code != 0 and self._around.oom_kills.claim()
         await self._hang_up(rank)
+        rank.voice.ended()
         lines = await asyncio.to_thread(last_lines, rank.log)
         rank.exit = RankExit(
             rank=number,
@@ -235,8 +287,9 @@ class Attempt:
             exit_code=ended.exit_code,
             signal=ended.signal,
             at_s=ended.at_s,
-            step=rank.step,
+            step=rank.voice.step,
             last_lines=(*lines, ended.note) if ended.note else lines,
+            oom_killed=out_of_memory and ended.signal == signal.SIGKILL,
         )
         if not rank.exit.succeeded:
             self._around.on_event(rank.exit)

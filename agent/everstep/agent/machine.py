@@ -18,6 +18,7 @@ from everstep.agent.attempt import Attempt, Surroundings
 from everstep.agent.config import MachineConfig
 from everstep.agent.journal import Journal
 from everstep.agent.launcher import Launcher
+from everstep.agent.memory import OomKills, counters
 from everstep.agent.nursery import Readiness
 from everstep.agent.shards import ShardStore
 from everstep.agent.storage import StorageConfig, StorageTier
@@ -74,6 +75,7 @@ class Machine:
         self._running: Attempt | None = None
         # The newest attempt that was started or stopped here, and which of the two it was.
         self._attempt = -1
+        self._closed = False
         self._started: StartReport | None = None
         self._stopped: MachineReport | None = None
 
@@ -95,11 +97,21 @@ class Machine:
             self._store,
             self._sender,
             self._rendezvous,
+            OomKills(counters(self._config.cgroup)),
             self._on_event,
             self._tier,
         )
         self._on_event(info)
         return info
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory that checkpoints take here, own and held ones."""
+        return self._store.memory_bytes
+
+    def backup_lags(self) -> dict[int, int]:
+        """How many steps the backup of each rank that runs here is behind."""
+        return {} if self._running is None else self._running.backup_lags()
 
     async def stop(self, order: StopOrder) -> MachineReport:
         """End every rank and all that it started; a second time, the first report.
@@ -142,7 +154,7 @@ class Machine:
         return await asyncio.to_thread(self._tier.look)
 
     async def close(self) -> None:
-        """End everything on this machine.
+        """End everything on this machine; a second time changes nothing.
 
         Raises:
             TransientError: A process does not die.
@@ -205,6 +217,8 @@ class Machine:
         )
 
     def _close(self) -> None:
+        if self._closed:
+            return
         if self._tier is not None:
             self._tier.close()
         self._launcher.close()
@@ -213,6 +227,7 @@ class Machine:
         self._rendezvous.close()
         self._journal.write("closed")
         self._journal.close()
+        self._closed = True
 
     async def _stop(self, order: StopOrder) -> MachineReport:
         if order.attempt < self._attempt:

@@ -67,6 +67,8 @@ def print_status(folder: RunFolder, found: dict[str, Any]) -> None:
         out.print(f"standbys: {', '.join(found['standbys']) or 'none'}")
         out.print(f"evicted: {', '.join(found['evicted']) or 'none'}")
     out.print(f"incidents: {found['incidents']} (everstep incidents {where})")
+    for alert in found["noted"]:
+        out.print(f"noted at {story.clock(alert['at_s'])}: {escape(alert['detail'])}")
     for at_s, text in found["notes"][-NOTES_SHOWN:]:
         out.print(f"{story.clock(at_s)} {escape(text)}")
 
@@ -89,6 +91,7 @@ async def describe(folder: RunFolder) -> dict[str, Any]:
         "evicted": state.get("evicted", []),
         "incidents": len(list(folder.incidents.glob("*.json"))),
         "active_incident": None,
+        "noted": state.get("noted", []),
         "notes": state.get("notes", []),
     }
     if running and "temporal" in state:
@@ -124,6 +127,15 @@ async def _ask(folder: RunFolder) -> dict[str, Any]:
         "evicted": list(status.evicted),
         "incidents": status.incidents,
         "active_incident": status.active_incident,
+        "noted": [
+            {
+                "symptom": alert.symptom,
+                "at_s": alert.at_s,
+                "machine": alert.machine,
+                "detail": alert.detail,
+            }
+            for alert in status.noted
+        ],
         "notes": [[note.at_s, note.text] for note in status.notes],
     }
     if status.assignment is not None:

@@ -21,6 +21,7 @@ from everstep.core.model import (
     FROM_THE_BEGINNING,
     Alert,
     Assignment,
+    CopyDamaged,
     Finding,
     IncidentRecord,
     MachineInfo,
@@ -50,7 +51,8 @@ class ResolveIncident:
     """Takes one job from an alert back to stable training.
 
     Signals: `alerts` (more evidence), `machine_joined` (somebody to give a slot to),
-    `job_finished`, `approve` (a person lets a held incident go on). Query: `record`.
+    `copy_damaged` (a rank restores from another copy, or cannot), `job_finished`, `approve` (a
+    person lets a held incident go on). Query: `record`.
     """
 
     @workflow.init
@@ -103,6 +105,13 @@ class ResolveIncident:
         self._pool = [known for known in self._pool if known.machine != machine.machine]
         self._pool.append(machine)
         self._story.tell(f"machine {machine.machine} joined")
+
+    @workflow.signal
+    def copy_damaged(self, damaged: CopyDamaged) -> None:
+        """A rank could not restore its machine's own copy; agents may say so twice."""
+        text = f"attempt {damaged.attempt}: {damaged.detail}"
+        if all(entry.text != text for entry in self._story.record.timeline):
+            self._story.tell(text, damaged.at_s)
 
     @workflow.signal
     def job_finished(self) -> None:
@@ -258,7 +267,8 @@ class ResolveIncident:
             if any(plan.pulls.values()):
                 await self._unless_overtaken(restart.restore(self._job, self._assignment, plan))
                 self._story.tell(
-                    f"memory restored to step {plan.step} from other machines: {_lacked(plan)}"
+                    f"memory restored to step {plan.step} from other machines: "
+                    f"{restart.pulls_text(plan.pulls)}"
                 )
             await self._unless_overtaken(
                 restart.start(
@@ -531,14 +541,6 @@ class ResolveIncident:
 
 def _gone(plan: RestorePlan) -> str:
     return "; ".join(f"rank {rank}: {text}" for rank, text in sorted(plan.missing.items()))
-
-
-def _lacked(plan: RestorePlan) -> str:
-    return "; ".join(
-        f"{machine} lacked ranks {restart.ranks_text([pull.rank for pull in pulls])}"
-        for machine, pulls in plan.pulls.items()
-        if pulls
-    )
 
 
 def _redone(record: IncidentRecord) -> int:

@@ -40,6 +40,7 @@ class JobState:
         recent_keys: Keys of alerts already taken, oldest first, bounded.
         finished: Machines whose ranks all ended well in this attempt, in order of their reports.
         started_at_s: When the job was first started.
+        noted: Newest alerts that did not call for action, oldest first, bounded.
         notes: What a person may want to know and no incident tells, oldest first, bounded.
     """
 
@@ -53,6 +54,7 @@ class JobState:
     recent_keys: list[str] = field(default_factory=list[str])
     finished: list[str] = field(default_factory=list[str])
     started_at_s: float | None = None
+    noted: list[Alert] = field(default_factory=list[Alert])
     notes: list[TimelineEntry] = field(default_factory=list[TimelineEntry])
 
 
@@ -67,6 +69,7 @@ class JobStatus:
     evicted: tuple[str, ...]
     incidents: int
     active_incident: int | None
+    noted: tuple[Alert, ...] = ()
     notes: tuple[TimelineEntry, ...] = ()
 
 

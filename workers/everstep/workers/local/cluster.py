@@ -64,6 +64,7 @@ class RunOptions:
         planned: Faults to inject.
         temporal_port: Wanted port of the Temporal server, or None.
         ui_port: Wanted port of its web UI, or None.
+        metrics: Whether agents and the analyzer serve Prometheus metrics.
         from_scratch: Whether checkpoints of earlier runs in storage are to be ignored.
     """
 
@@ -71,6 +72,7 @@ class RunOptions:
     planned: tuple[faults.Fault, ...]
     temporal_port: int | None
     ui_port: int | None
+    metrics: bool = False
     from_scratch: bool = False
 
 
@@ -143,6 +145,7 @@ class LocalRun:
             host=HOST,
             telemetry_host=HOST,
             telemetry_port=ports.free_port(HOST),
+            metrics_port=0 if self._options.metrics else None,
         )
         self._environment = {**os.environ, **self._settings.environment()}
         await self._guardian.start()
@@ -350,6 +353,15 @@ class LocalRun:
                 standbys=[info.machine for info in status.pool],
                 evicted=list(status.evicted),
                 notes=[[note.at_s, note.text] for note in status.notes],
+                noted=[
+                    {
+                        "symptom": alert.symptom,
+                        "at_s": alert.at_s,
+                        "machine": alert.machine,
+                        "detail": alert.detail,
+                    }
+                    for alert in status.noted
+                ],
             )
 
     async def _result(self, handle: WorkflowHandle[RunJob, JobResult]) -> JobResult:
@@ -389,10 +401,11 @@ class LocalRun:
             await asyncio.sleep(LOOK_EVERY_S)
             try:
                 status = await handle.query(RunJob.status)
-                for note in status.notes:
-                    if note.text not in told:
-                        told.add(note.text)
-                        self._narrator.say(note.text)
+                noted = [note.text for note in status.notes] + [a.detail for a in status.noted]
+                for text in noted:
+                    if text not in told:
+                        told.add(text)
+                        self._narrator.say(text)
                 if status.phase != phase and status.phase == "training":
                     self._narrator.say("all ranks are started; the first step takes longest")
                     self._plan.reached(0)
