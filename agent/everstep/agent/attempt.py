@@ -22,6 +22,8 @@ from everstep.agent.channel import RankChannel
 from everstep.agent.config import MachineConfig
 from everstep.agent.journal import Journal
 from everstep.agent.launcher import Launcher, last_lines
+from everstep.agent.logtimes import LogTimes
+from everstep.agent.memory import OomKills
 from everstep.agent.nursery import Ended
 from everstep.agent.rank_voice import RankVoice
 from everstep.agent.shards import ShardStore
@@ -57,6 +59,7 @@ class Surroundings:
         store: Where shards lie.
         sender: Sends backups.
         rendezvous: Listening socket for the store of each attempt.
+        oom_kills: Counts the kernel's kills for memory among the ranks.
         on_event: Called in the event loop with what the outside should know.
     """
 
@@ -67,6 +70,7 @@ class Surroundings:
     store: ShardStore
     sender: BackupSender
     rendezvous: socket.socket
+    oom_kills: OomKills
     on_event: Callable[[MachineEvent], None]
 
 
@@ -98,6 +102,7 @@ class Attempt:
         self._stopped: list[int] = []
         self._reports: set[asyncio.Task[None]] = set()
         self._reading: asyncio.Task[None] | None = None
+        self._times: asyncio.Task[None] | None = None
         # Closing waits for a channel's thread, which may wait for another machine.
         self._closers = ThreadPoolExecutor(max(1, 2 * len(order.ranks)), "channel-closer")
 
@@ -142,6 +147,7 @@ class Attempt:
         pids = tuple(self._launch_rank(start) for start in order.ranks)
         if around.config.step_pattern is not None:
             self._post(self._begin_reading)
+        self._post(self._time_logs)
         around.journal.write("started", attempt=order.attempt, ranks=ranks, pids=pids)
         return pids
 
@@ -164,11 +170,19 @@ class Attempt:
         except TimeoutError as error:
             raise TransientError(f"ranks {sorted(self._alive)} do not die") from error
         await asyncio.gather(*(self._hang_up(rank) for rank in self._ranks.values()))
+        if self._times is not None:
+            self._times.cancel()
+            await asyncio.wait([self._times])
         self._closers.shutdown(wait=False)
         if self._reading is not None:
             self._reading.cancel()
             await asyncio.gather(self._reading, return_exceptions=True)
         self._over = True
+
+    def _time_logs(self) -> None:
+        if not self._over:
+            logs = [rank.log for rank in self._ranks.values()]
+            self._times = asyncio.create_task(LogTimes(logs).run())
 
     def _launch_rank(self, start: RankStart) -> int:
         ours, theirs = socket.socketpair()
@@ -251,6 +265,7 @@ class Attempt:
 
     async def _report_end(self, number: int, ended: Ended) -> None:
         rank = self._ranks[number]
+        out_of_memory = ended.exit_code != 0 and self._around.oom_kills.claim()
         await self._hang_up(rank)
         rank.voice.ended()
         lines = await asyncio.to_thread(last_lines, rank.log)
@@ -263,6 +278,7 @@ class Attempt:
             at_s=ended.at_s,
             step=rank.voice.step,
             last_lines=(*lines, ended.note) if ended.note else lines,
+            oom_killed=out_of_memory and ended.signal == signal.SIGKILL,
         )
         if not rank.exit.succeeded:
             self._around.on_event(rank.exit)

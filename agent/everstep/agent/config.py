@@ -30,6 +30,7 @@ class MachineConfig:
         step_pattern: What a line in a rank's log says of its steps (`core.senses.step_lines`); None
             reads no logs.
         prewarm_timeout_s: How long imports may take before ranks start as fresh programs, > 0.
+        cgroup: Cgroup that the ranks run in, as /proc/PID/cgroup has it; empty for the root.
     """
 
     job: str
@@ -48,6 +49,7 @@ class MachineConfig:
     backup_bytes_per_s: float | None = None
     step_pattern: str | None = None
     prewarm_timeout_s: float = 300.0
+    cgroup: str = ""
 
     @property
     def owner(self) -> str:

@@ -17,6 +17,7 @@ from everstep.agent.attempt import Attempt, Surroundings
 from everstep.agent.config import MachineConfig
 from everstep.agent.journal import Journal
 from everstep.agent.launcher import Launcher
+from everstep.agent.memory import OomKills, counters
 from everstep.agent.nursery import Readiness
 from everstep.agent.shards import ShardStore
 from everstep.agent.transfer import BackupSender, TransferServer, pull
@@ -89,6 +90,7 @@ class Machine:
             self._store,
             self._sender,
             self._rendezvous,
+            OomKills(counters(self._config.cgroup)),
             self._on_event,
         )
         self._on_event(info)

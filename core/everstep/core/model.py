@@ -124,6 +124,8 @@ class RankExit:
         at_s: When the agent saw the end.
         step: Last step that the rank reported, or None when it reported none.
         last_lines: The last lines of its log, oldest first.
+        oom_killed: Whether the kernel killed it because its cgroup or the machine ran out of
+            memory; False also when nobody could tell.
     """
 
     rank: int
@@ -134,6 +136,7 @@ class RankExit:
     at_s: float
     step: int | None
     last_lines: tuple[str, ...] = ()
+    oom_killed: bool = False
 
     @property
     def succeeded(self) -> bool:
@@ -425,6 +428,9 @@ class Finding:
         ranks: Ranks that the evidence points at, sorted.
         confident: Whether it is a high-confidence, machine-specific fault.
         reason: One sentence with the evidence that decided.
+        first_action: What to do first, as what the ranks said last is read: a value of
+            `classify.names.Action`; empty when nothing telling was said.
+        confidence: Of that reading, 0 to 1.
     """
 
     symptom: Symptom
@@ -432,6 +438,8 @@ class Finding:
     ranks: tuple[int, ...]
     confident: bool
     reason: str
+    first_action: str = ""
+    confidence: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

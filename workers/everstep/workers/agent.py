@@ -13,7 +13,7 @@ import logging
 import os
 from collections.abc import Mapping
 
-from everstep.agent import link
+from everstep.agent import link, process
 from everstep.agent.config import MachineConfig
 from everstep.agent.machine import Machine
 from everstep.agent.probes.host import own_cgroup
@@ -74,6 +74,7 @@ def machine_config(name: str, given: settings.WorkerSettings, spec: JobSpec) -> 
         secret=given.secret(),
         backup_timeout_s=spec.checkpoint.backup_timeout_s,
         step_pattern=spec.detection.step_pattern,
+        cgroup=own_cgroup(),
     )
 
 
@@ -92,6 +93,7 @@ def monitor_config(
             addresses=(given.host,),
         ),
         own_cgroup=own_cgroup(),
+        own_pids=lambda: process.strays(str((folder.machines / name).resolve()), None),
         accept_programs=given.kernel_log_of_programs,
     )
 
