@@ -12,6 +12,7 @@ layout its results are equal to the bit, however often it is interrupted.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import hashlib
 import json
@@ -302,6 +303,11 @@ class Trainer:
         if received is not None:
             pp_send(cast(Tensor, received.grad), self.pp, -1)
 
+    def figures(self) -> dict[str, float | None]:
+        """What this rank knows of the last step: a loss on the last stage, its own gradient."""
+        loss = self.losses[-1].item() if self.pp.is_last else None
+        return {"loss": loss, "grad_norm": self.adam.reduced[:-1].norm().item()}
+
     def write_digest(self, step: int, directory: Path) -> None:
         """Leave proof of what was learned: SHA-256 over all weights and moments."""
         sha = hashlib.sha256()
@@ -378,11 +384,13 @@ def main() -> None:
         trainer.run_step(step)
         if session:
             session.save(step, trainer.state())
+            session.report(step, **trainer.figures())
         time.sleep(max(0.0, start_s + args.step_time_s - time.monotonic()))
         if reports:
             took_s = time.monotonic() - start_s
             print(f"step {step} loss {trainer.losses[-1]:.4f} {took_s:.3f} s", flush=True)
-    trainer.write_digest(args.steps, Path(args.out))
+    with session.phase("checkpoint") if session else contextlib.nullcontext():
+        trainer.write_digest(args.steps, Path(args.out))
     dist.destroy_process_group()
 
 

@@ -74,6 +74,7 @@ def test_workflow_signal_and_query_names_are_pinned() -> None:
         "name": ["RunJob"],
         "signals": [
             "assigned",
+            "copy_damaged",
             "incident_closed",
             "machine_joined",
             "ranks_finished",
@@ -83,7 +84,7 @@ def test_workflow_signal_and_query_names_are_pinned() -> None:
     }
     assert handlers(ResolveIncident) == {
         "name": ["ResolveIncident"],
-        "signals": ["alerts", "approve", "job_finished", "machine_joined"],
+        "signals": ["alerts", "approve", "copy_damaged", "job_finished", "machine_joined"],
         "queries": ["record"],
     }
 

@@ -38,6 +38,9 @@ class RankChannel:
         on_progress: Called with rank and step whenever the rank finished a step, in the channel's
             thread.
         backup_timeout_s: How long the rank waits for the holder to have a step, > 0.
+        on_damaged: Called with rank, step and one sentence when the rank's shard was found damaged,
+            in the channel's thread, before the rank hears what becomes of it.
+        on_word: Called with rank and message whenever the rank said something of itself, likewise.
     """
 
     def __init__(
@@ -51,6 +54,8 @@ class RankChannel:
         restore_step: int,
         on_progress: Callable[[int, int], None],
         backup_timeout_s: float,
+        on_damaged: Callable[[int, int, str], None] = lambda rank, step, text: None,
+        on_word: Callable[[int, channel.Report | channel.Entered], None] = lambda rank, word: None,
     ) -> None:
         self.rank = rank
         self.attempt = attempt
@@ -58,7 +63,7 @@ class RankChannel:
         """Newest step that the backup holder has, as far as it is known."""
         self.unprotected_reason = ""
         """Why the newest saved step has no backup although there is a holder, or empty."""
-        self._saved_step = FROM_THE_BEGINNING
+        self._saved_step = restore_step
         self._sock = sock
         self._store = store
         self._sender = sender
@@ -66,10 +71,19 @@ class RankChannel:
         self._restore_step = restore_step
         self._on_progress = on_progress
         self._backup_timeout_s = backup_timeout_s
+        self._on_damaged = on_damaged
+        self._on_word = on_word
         self._replying = threading.Lock()
         self._greeted = False
         self._mended = False
         self._thread = threading.Thread(target=self._run, name=f"rank-{rank}", daemon=True)
+
+    @property
+    def backup_lag_steps(self) -> int | None:
+        """How many steps the backup is behind what the rank saved; None when there is no holder."""
+        if self._holder is None:
+            return None
+        return self._saved_step - max(self._restore_step, self.protected_step or 0)
 
     def start(self) -> None:
         """Begin to answer."""
@@ -112,8 +126,8 @@ class RankChannel:
                     self._reply(channel.Reserved(region.view.slot_bytes), region)
                 case channel.Saved(step, slot):
                     self._saved(step, slot)
-                case channel.Report(step):
-                    self._on_progress(self.rank, step)
+                case channel.Report() | channel.Entered():
+                    self._on_word(self.rank, message)
                 case _:
                     raise PermanentError(f"a rank does not say {message}")
         except EverstepError as error:
@@ -159,8 +173,21 @@ class RankChannel:
         if not self._store.drop_damaged(self.rank, step):
             raise PermanentError(f"rank {self.rank}'s step {step} is as it was saved")
         damaged = f"machine {self._store.machine}'s step {step} of rank {self.rank} is damaged"
+        try:
+            source = self._fetch(step)
+        except EverstepError as error:
+            text = f"{damaged}, and {error}"
+            self._on_damaged(self.rank, step, text)
+            raise PermanentError(text) from error
+        text = f"{damaged}: fetched from machine {source}"
+        logger.warning("%s", text)
+        self._on_damaged(self.rank, step, text)
+        self._restore()
+
+    def _fetch(self, step: int) -> str:
+        """Get the backup; the name of the machine that had it."""
         if self._holder is None:
-            raise PermanentError(f"{damaged}, and it has no backup")
+            raise PermanentError("it has no backup")
         holder = self._holder.machine
         try:
             if self._mended:
@@ -169,10 +196,9 @@ class RankChannel:
                 raise PermanentError(f"it is damaged on machine {holder} too")
             self._sender.fetch(self.rank, step, self._holder)
         except EverstepError as error:
-            raise PermanentError(f"{damaged}, and its backup: {error}") from error
+            raise PermanentError(f"its backup: {error}") from error
         self._mended = True
-        logger.warning("%s: fetched from machine %s", damaged, holder)
-        self._restore()
+        return holder
 
     def _saved(self, step: int, slot: int) -> None:
         region = self._store.region(self.rank)

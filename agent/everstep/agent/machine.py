@@ -70,6 +70,7 @@ class Machine:
         self._running: Attempt | None = None
         # The newest attempt that was started or stopped here, and which of the two it was.
         self._attempt = -1
+        self._closed = False
         self._started: StartReport | None = None
         self._stopped: MachineReport | None = None
 
@@ -94,6 +95,15 @@ class Machine:
         )
         self._on_event(info)
         return info
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory that checkpoints take here, own and held ones."""
+        return self._store.memory_bytes
+
+    def backup_lags(self) -> dict[int, int]:
+        """How many steps the backup of each rank that runs here is behind."""
+        return {} if self._running is None else self._running.backup_lags()
 
     async def stop(self, order: StopOrder) -> MachineReport:
         """End every rank and all that it started; a second time, the first report.
@@ -126,7 +136,7 @@ class Machine:
         return await self._serve(self._start(order))
 
     async def close(self) -> None:
-        """End everything on this machine.
+        """End everything on this machine; a second time changes nothing.
 
         Raises:
             TransientError: A process does not die.
@@ -167,12 +177,15 @@ class Machine:
         return info
 
     def _close(self) -> None:
+        if self._closed:
+            return
         self._launcher.close()
         self._sender.close()
         self._transfer.close()
         self._rendezvous.close()
         self._journal.write("closed")
         self._journal.close()
+        self._closed = True
 
     async def _stop(self, order: StopOrder) -> MachineReport:
         if order.attempt < self._attempt:

@@ -59,14 +59,15 @@ class FlatTree:
         self._nodes.clear()
 
     @property
-    def cuda_device(self) -> torch.device | None:
-        """The GPU on which tensors lie, if any do."""
-        return next((t.tensor.device for t in self._tensors if t.tensor.is_cuda), None)
+    def cuda_devices(self) -> tuple[torch.device, ...]:
+        """The GPUs on which tensors lie, by index."""
+        devices = {placed.tensor.device for placed in self._tensors if placed.tensor.is_cuda}
+        return tuple(sorted(devices, key=lambda device: device.index))
 
     def write(self, payload: memoryview) -> None:
         """Copy all tensors to their places in memory of at least `payload_bytes`.
 
-        Copies from a GPU are only begun, on its current stream.
+        Copies from GPUs are only begun, on their current streams.
         """
         for placed in self._tensors:
             tensor = placed.tensor

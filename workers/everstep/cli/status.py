@@ -20,6 +20,7 @@ from everstep.core.errors import TransientError
 from everstep.core.model import Outcome
 from everstep.workers import runtime
 from everstep.workers.local.folder import RunFolder
+from everstep.workflows import story
 from everstep.workflows.incident import ResolveIncident
 from everstep.workflows.job import RunJob
 
@@ -64,6 +65,8 @@ def print_status(folder: RunFolder, found: dict[str, Any]) -> None:
         out.print(f"standbys: {', '.join(found['standbys']) or 'none'}")
         out.print(f"evicted: {', '.join(found['evicted']) or 'none'}")
     out.print(f"incidents: {found['incidents']} (everstep incidents {where})")
+    for alert in found["noted"]:
+        out.print(f"noted at {story.clock(alert['at_s'])}: {escape(alert['detail'])}")
 
 
 async def describe(folder: RunFolder) -> dict[str, Any]:
@@ -84,6 +87,7 @@ async def describe(folder: RunFolder) -> dict[str, Any]:
         "evicted": state.get("evicted", []),
         "incidents": len(list(folder.incidents.glob("*.json"))),
         "active_incident": None,
+        "noted": [],
     }
     if running and "temporal" in state:
         try:
@@ -118,6 +122,15 @@ async def _ask(folder: RunFolder) -> dict[str, Any]:
         "evicted": list(status.evicted),
         "incidents": status.incidents,
         "active_incident": status.active_incident,
+        "noted": [
+            {
+                "symptom": alert.symptom,
+                "at_s": alert.at_s,
+                "machine": alert.machine,
+                "detail": alert.detail,
+            }
+            for alert in status.noted
+        ],
     }
     if status.assignment is not None:
         found["attempt"] = status.assignment.attempt

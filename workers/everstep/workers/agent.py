@@ -30,9 +30,10 @@ from everstep.core.model import (
     RanksStarted,
     Symptom,
 )
+from everstep.core.senses.inspection import Inspection
 from everstep.spec.job import JobSpec
 from everstep.spec.load import load_spec
-from everstep.workers import registry, runtime, settings, stopping
+from everstep.workers import metrics, registry, runtime, settings, stopping
 from everstep.workers.local.folder import RunFolder
 from everstep.workers.reports import Reporter
 
@@ -73,6 +74,7 @@ def machine_config(name: str, given: settings.WorkerSettings, spec: JobSpec) -> 
         secret=given.secret(),
         backup_timeout_s=spec.checkpoint.backup_timeout_s,
         cgroup=own_cgroup(),
+        step_pattern=spec.detection.step_pattern,
     )
 
 
@@ -127,11 +129,15 @@ async def main(name: str) -> int:
     telemetry_task = asyncio.create_task(telemetry.run())
     reporter_task = asyncio.create_task(reporter.run())
     senses_task: asyncio.Task[None] | None = None
+    monitor: Monitor | None = None
     try:
         await machine.open()
         if given.watches_machine():
             monitor = Monitor(monitor_config(name, given, spec, os.environ), reporter.put)
             senses_task = asyncio.create_task(monitor.run())
+        inspect = list[Inspection] if monitor is None else monitor.inspections
+        told = metrics.AgentMetrics(machine, telemetry, reporter.alerts, inspect)
+        metrics.serve(told, given, spec.name, f"agent-{name}")
         async with registry.agent(client, spec.name, name, machine):
             await stop.wait()
             await telemetry.farewell()

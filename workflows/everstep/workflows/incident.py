@@ -20,6 +20,7 @@ from everstep.core import evidence, ladder, names
 from everstep.core.model import (
     Alert,
     Assignment,
+    CopyDamaged,
     Finding,
     IncidentRecord,
     MachineInfo,
@@ -49,7 +50,8 @@ class ResolveIncident:
     """Takes one job from an alert back to stable training.
 
     Signals: `alerts` (more evidence), `machine_joined` (somebody to give a slot to),
-    `job_finished`, `approve` (a person lets a held incident go on). Query: `record`.
+    `copy_damaged` (a rank restores from another copy, or cannot), `job_finished`, `approve` (a
+    person lets a held incident go on). Query: `record`.
     """
 
     @workflow.init
@@ -101,6 +103,13 @@ class ResolveIncident:
         self._pool = [known for known in self._pool if known.machine != machine.machine]
         self._pool.append(machine)
         self._story.tell(f"machine {machine.machine} joined")
+
+    @workflow.signal
+    def copy_damaged(self, damaged: CopyDamaged) -> None:
+        """A rank could not restore its machine's own copy; agents may say so twice."""
+        text = f"attempt {damaged.attempt}: {damaged.detail}"
+        if all(entry.text != text for entry in self._story.record.timeline):
+            self._story.tell(text, damaged.at_s)
 
     @workflow.signal
     def job_finished(self) -> None:
@@ -257,7 +266,10 @@ class ResolveIncident:
         try:
             if any(plan.pulls.values()):
                 await self._unless_overtaken(restart.restore(self._job, self._assignment, plan))
-                self._story.tell(f"memory restored to step {plan.step} from other machines")
+                self._story.tell(
+                    f"memory restored to step {plan.step} from other machines: "
+                    f"{restart.pulls_text(plan.pulls)}"
+                )
             await self._unless_overtaken(
                 restart.start(self._job, self._assignment, self._backup, plan.step)
             )

@@ -19,6 +19,7 @@ from everstep.core.model import (
     FROM_THE_BEGINNING,
     Alert,
     Assignment,
+    CopyDamaged,
     MachineInfo,
     Observer,
     RanksFinished,
@@ -42,6 +43,9 @@ MAX_RECENT_KEYS = 1_000
 """Alerts remembered for dropping duplicates: a whole job's ranks ending twice at the paper's scale
 of machines fits, batched by machine."""
 
+MAX_NOTED = 50
+"""Alerts that stop nothing, kept for whoever asks."""
+
 GATHERING_S = 60.0
 """How long the first start waits for standbys once there are machines for every slot."""
 
@@ -50,8 +54,8 @@ GATHERING_S = 60.0
 class RunJob:
     """Runs one job from its first start to the end of its last rank.
 
-    Signals: `report_alerts`, `machine_joined`, `ranks_finished` (from agents and the analyzer),
-    `assigned`, `incident_closed` (from the open incident). Query: `status`.
+    Signals: `report_alerts`, `machine_joined`, `ranks_finished`, `copy_damaged` (from agents and
+    the analyzer), `assigned`, `incident_closed` (from the open incident). Query: `status`.
     """
 
     @workflow.init
@@ -72,7 +76,8 @@ class RunJob:
             if evidence.calls_for_action(alert):
                 self._state.pending.append(alert)
             else:
-                workflow.logger.warning("noted: %s on %s", alert.detail, alert.machine)
+                self._state.noted = [*self._state.noted, alert][-MAX_NOTED:]
+                workflow.logger.warning("noted: %s: %s", alert.machine or "job", alert.detail)
 
     @workflow.signal
     async def machine_joined(self, machine: MachineInfo) -> None:
@@ -105,6 +110,12 @@ class RunJob:
             await self._tell_incident("job_finished", None)
 
     @workflow.signal
+    async def copy_damaged(self, damaged: CopyDamaged) -> None:
+        """A rank's own copy was of no use to it: the recovery under way tells why."""
+        workflow.logger.warning("%s", damaged.detail)
+        await self._tell_incident("copy_damaged", damaged)
+
+    @workflow.signal
     def assigned(self, assignment: Assignment) -> None:
         """The open incident is about to start a new attempt."""
         self._state.assignment = assignment
@@ -135,6 +146,7 @@ class RunJob:
             evicted=tuple(machine for _, machine in self._state.evictions),
             incidents=self._state.incidents - (1 if self._opening() else 0),
             active_incident=self._listening,
+            noted=tuple(self._state.noted),
         )
 
     # --- The life of a job -----------------------------------------------------------------------
@@ -247,7 +259,9 @@ class RunJob:
         self._state.handed += alerts
         await self._tell_incident("alerts", alerts)
 
-    async def _tell_incident(self, signal: str, value: MachineInfo | list[Alert] | None) -> None:
+    async def _tell_incident(
+        self, signal: str, value: MachineInfo | CopyDamaged | list[Alert] | None
+    ) -> None:
         """Signal the open incident, if there is one that still listens."""
         await workflow.wait_condition(lambda: not self._opening())
         if self._state.active is None:
@@ -274,7 +288,7 @@ class RunJob:
                 if k.machine != alert.machine or k.joined_at_s > alert.at_s
             ]
             return self._holds_slot(alert.machine) or self._state.active is not None
-        if alert.subject:
+        if alert.subject and not alert.attempt:
             if alert.confident:
                 self._state.pool = [k for k in self._state.pool if k.machine != alert.machine]
             return self._holds_slot(alert.machine)

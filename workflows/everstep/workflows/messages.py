@@ -38,6 +38,7 @@ class JobState:
         recent_keys: Keys of alerts already taken, oldest first, bounded.
         finished: Machines whose ranks all ended well in this attempt, in order of their reports.
         started_at_s: When the job was first started.
+        noted: Newest alerts that did not call for action, oldest first, bounded.
     """
 
     assignment: Assignment | None = None
@@ -50,6 +51,7 @@ class JobState:
     recent_keys: list[str] = field(default_factory=list[str])
     finished: list[str] = field(default_factory=list[str])
     started_at_s: float | None = None
+    noted: list[Alert] = field(default_factory=list[Alert])
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,7 @@ class JobStatus:
     evicted: tuple[str, ...]
     incidents: int
     active_incident: int | None
+    noted: tuple[Alert, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
