@@ -75,10 +75,6 @@ class EverstepCallback(Callback):
             self._step = trainer.global_step
             self._session.save(self._step, _state(trainer, pl_module))
 
-    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Announce a silence that is no hang; the next step ends it."""
-        self._session.phase("evaluation")
-
 
 def _state(trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
     return {

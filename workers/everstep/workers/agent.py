@@ -73,8 +73,8 @@ def machine_config(name: str, given: settings.WorkerSettings, spec: JobSpec) -> 
         gpus_per_machine=spec.gpus_per_machine,
         secret=given.secret(),
         backup_timeout_s=spec.checkpoint.backup_timeout_s,
-        step_pattern=spec.detection.step_pattern,
         cgroup=own_cgroup(),
+        step_pattern=spec.detection.step_pattern,
     )
 
 
