@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -36,8 +37,9 @@ def test_every_field_of_a_spec_has_its_line_of_documentation() -> None:
         for name, field in getattr(model, "model_fields", {}).items():
             if not field.description:
                 found.append(f"{path}{name}")
-            if isinstance(field.annotation, type):
-                found += undocumented(field.annotation, f"{path}{name}.")
+            for kind in (field.annotation, *get_args(field.annotation)):
+                if isinstance(kind, type):
+                    found += undocumented(kind, f"{path}{name}.")
         return found
 
     assert undocumented(JobSpec, "") == []

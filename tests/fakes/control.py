@@ -141,7 +141,9 @@ class Control:
 
 
 @contextlib.asynccontextmanager
-async def controlled(address: str, spec: JobSpec, world: FakeWorld) -> AsyncGenerator[Control]:
+async def controlled(
+    address: str, spec: JobSpec, world: FakeWorld, from_scratch: bool = False
+) -> AsyncGenerator[Control]:
     """A job of its own on the server, with a controller and an analyzer, and no machine yet."""
     client = await Client.connect(address, data_converter=pydantic_data_converter)
     queue_suffix = uuid.uuid4().hex[:8]
@@ -161,7 +163,7 @@ async def controlled(address: str, spec: JobSpec, world: FakeWorld) -> AsyncGene
         await workers.enter_async_context(registry.analyzer(client, spec.name, world))
         handle = await client.start_workflow(
             RunJob.run,
-            args=[JobInput(spec, "v1", "/code/v1"), None],
+            args=[JobInput(spec, "v1", "/code/v1", from_scratch), None],
             id=names.job_workflow_id(spec.name),
             task_queue=names.CONTROLLER_QUEUE,
             task_timeout=options.WORKFLOW_TASK_TIMEOUT,

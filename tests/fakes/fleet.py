@@ -22,6 +22,8 @@ from everstep.core.model import (
     StartReport,
     StepSeen,
     StopOrder,
+    StorageReport,
+    StoredCheckpoint,
 )
 from everstep.core.progress import StepBoard
 
@@ -43,6 +45,9 @@ class FakeWorld:
     board: StepBoard = field(init=False)
     effects: list[Effect] = field(default_factory=list[Effect])
     machines: dict[str, FakeMachine] = field(default_factory=dict[str, "FakeMachine"])
+    stored: list[StoredCheckpoint] = field(default_factory=list[StoredCheckpoint])
+    damaged: set[str] = field(default_factory=set[str])
+    """Names of stored checkpoints of which nothing can be restored."""
     training: bool = True
     """Whether ranks make progress by themselves once all of an attempt run."""
 
@@ -81,6 +86,8 @@ class FakeMachine:
         self.copies: dict[int, int] = {}
         self.exits: list[RankExit] = []
         self.refuses_to_start = False
+        self.storage_error = ""
+        self.orders: list[StartOrder] = []
         self._stopped: dict[int, MachineReport] = {}
         self._started: dict[int, StartReport] = {}
         world.machines[name] = self
@@ -120,7 +127,17 @@ class FakeMachine:
         self.world.effects.append(Effect("restore", self.name, order.attempt))
         for pull in order.pulls:
             self.copies[pull.rank] = order.step
+        if order.stored is not None:
+            if order.stored.checkpoint in self.world.damaged:
+                ranks = order.stored.ranks or (-1,)
+                return RestoreReport(self.name, (), tuple((rank, "damaged") for rank in ranks))
+            self.copies.update(dict.fromkeys(order.stored.ranks, order.step))
         return RestoreReport(self.name, tuple(p.rank for p in order.pulls), ())
+
+    async def look_at_storage(self) -> StorageReport:
+        if self.storage_error:
+            return StorageReport(self.name, (), (), self.storage_error)
+        return StorageReport(self.name, tuple(self.world.stored))
 
     async def start(self, order: StartOrder) -> StartReport:
         self._refuse_stale(order.attempt)
@@ -129,6 +146,7 @@ class FakeMachine:
         if order.attempt not in self._started:
             self.world.effects.append(Effect("start", self.name, order.attempt))
             self.attempt = order.attempt
+            self.orders.append(order)
             self.running = tuple(rank.rank for rank in order.ranks)
             self.held = order.held_ranks
             self._started[order.attempt] = StartReport(self.name, (1,) * len(order.ranks), True)

@@ -45,7 +45,7 @@ def test_json_of_figure_9(tmp_path: Path) -> None:
     found = json.loads(result.stdout)
     assert found == plan(FIG_9)
     assert set(found) == {
-        "machines", "ranks", "groups", "backup", "unprotected", "exposed", "standby"
+        "machines", "ranks", "groups", "backup", "unprotected", "exposed", "standby", "storage"
     }  # fmt: skip
     assert found["machines"][4] == {"machine": 4, "ranks": [8, 9]}
     assert found["ranks"][9] == {

@@ -329,6 +329,58 @@ def test_code_from_git_is_not_looked_for_here(folder: Path) -> None:
     assert load_spec(write(folder, text)).code.ref == "main"
 
 
+STORAGE = SPEC + "checkpoint: {storage: {%s}}\n"
+
+
+def test_a_storage_folder_is_relative_to_the_spec(folder: Path) -> None:
+    spec = load_spec(write(folder, STORAGE % "path: kept, every_steps: 5"))
+    storage = spec.checkpoint.storage
+    assert storage is not None
+    assert storage.path == str(folder / "kept")
+    assert (storage.every_steps, storage.every_s, storage.keep) == (5, None, 3)
+    assert storage.policy().slow_after_s == 300.0
+    assert JobSpec.model_validate(spec.model_dump(mode="json")) == spec
+
+
+def test_a_storage_url_stays_as_it_is(folder: Path) -> None:
+    spec = load_spec(write(folder, STORAGE % "path: 's3://bucket/x', every_s: 1800"))
+    assert spec.checkpoint.storage is not None
+    assert spec.checkpoint.storage.path == "s3://bucket/x"
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            "path: x",
+            "checkpoint.storage: nothing says when to save. Give every_steps: N, every_s: SECONDS,"
+            " or both",
+        ),
+        (
+            "every_s: 5",
+            "checkpoint.storage.path: is missing. Add it, such as path: s3://bucket/checkpoints"
+            " (Folder, relative to the spec file's, or URL that fsspec knows; every machine must"
+            " reach it)",
+        ),
+        (
+            "path: x, every_step: 5",
+            "checkpoint.storage.every_step: there is no such field. Did you mean every_steps?",
+        ),
+        (
+            "path: x, every_s: 5, slow_after_s: 9.0, give_up_after_s: 8.0",
+            "checkpoint.storage.slow_after_s: 9.0 is not below give_up_after_s 8.0, so nobody would"
+            " be told before a save is ended. Lower slow_after_s or raise give_up_after_s",
+        ),
+        (
+            "path: x, every_steps: 0",
+            "checkpoint.storage.every_steps: 0 must be above 0. Give a larger number",
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_storage_is_named(folder: Path, fields: str, message: str) -> None:
+    assert refusal(folder, STORAGE % fields) == message
+
+
 def test_how_logs_tell_of_steps(folder: Path) -> None:
     pattern = r"iteration +(?P<step>\d+).*loss: (?P<loss>\S+)|(?P<evaluation>evaluating)"
     spec = load_spec(write(folder, SPEC + f"detection: {{step_pattern: '{pattern}'}}\n"))

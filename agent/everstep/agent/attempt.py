@@ -28,6 +28,7 @@ from everstep.agent.nursery import Ended
 from everstep.agent.rank_voice import RankVoice
 from everstep.agent.shards import ShardStore
 from everstep.agent.step_lines import StepLines
+from everstep.agent.storage import StorageTier
 from everstep.agent.transfer import BackupSender
 from everstep.core.errors import TransientError
 from everstep.core.model import (
@@ -61,6 +62,7 @@ class Surroundings:
         rendezvous: Listening socket for the store of each attempt.
         oom_kills: Counts the kernel's kills for memory among the ranks.
         on_event: Called in the event loop with what the outside should know.
+        tier: The storage tier, or None.
     """
 
     config: MachineConfig
@@ -72,6 +74,7 @@ class Surroundings:
     rendezvous: socket.socket
     oom_kills: OomKills
     on_event: Callable[[MachineEvent], None]
+    tier: StorageTier | None
 
 
 @dataclass(slots=True)
@@ -144,6 +147,8 @@ class Attempt:
                 around.config.machine, order.attempt, tuple(ranks), order.restore_step, time.time()
             ),
         )
+        if around.tier is not None:
+            around.tier.begin(order)
         pids = tuple(self._launch_rank(start) for start in order.ranks)
         self._post(self._time_logs)
         if around.config.step_pattern is not None:
@@ -224,7 +229,13 @@ class Attempt:
             self._around.config.backup_timeout_s,
             lambda rank, step, text: self._post(self._see_damage, rank, step, text),
             lambda _, word: self._post(voice.said, word),
+            self._around.tier,
+            self._stored(),
         )
+
+    def _stored(self) -> str:
+        tier, name = self._around.tier, self._order.stored
+        return tier.url_of(name) if name and tier is not None else ""
 
     def _post(self, function: Callable[..., None], *arguments: Any) -> None:
         # The loop may be gone while a machine is torn down.
@@ -296,7 +307,23 @@ class Attempt:
         exits = self.exits
         if len(exits) == len(self._order.ranks) and all(end.succeeded for end in exits):
             machine = self._around.config.machine
-            self._around.on_event(RanksFinished(machine, self._order.attempt, exits[-1].at_s))
+            finished = RanksFinished(machine, self._order.attempt, exits[-1].at_s)
+            if self._around.tier is None:
+                self._around.on_event(finished)
+            else:
+                # The job is over when its last state is where it belongs.
+                report = asyncio.ensure_future(self._finish(self._around.tier, finished))
+                self._reports.add(report)
+                report.add_done_callback(self._reports.discard)
+
+    async def _finish(self, tier: StorageTier, finished: RanksFinished) -> None:
+        def settle() -> None:
+            for rank in self._ranks.values():
+                rank.channel.close()
+            tier.wait_idle()
+
+        await asyncio.to_thread(settle)
+        self._around.on_event(finished)
 
     async def _hang_up(self, rank: _Rank) -> None:
         """Hear what the rank said last, and close its channel."""

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 from everstep.agent.shards import ShardStore, SharedRegion
+from everstep.agent.storage import StorageTier
 from everstep.agent.transfer import BackupSender
 from everstep.core import channel
 from everstep.core.errors import EverstepError, PermanentError
@@ -41,6 +42,9 @@ class RankChannel:
         on_damaged: Called with rank, step and one sentence when the rank's shard was found damaged,
             in the channel's thread, before the rank hears what becomes of it.
         on_word: Called with rank and message whenever the rank said something of itself, likewise.
+        tier: Where steps are sent to storage, or None without a storage tier.
+        stored: The checkpoint's folder in storage that the rank reads `restore_step` from; empty
+            when it is in memory.
     """
 
     def __init__(
@@ -56,6 +60,8 @@ class RankChannel:
         backup_timeout_s: float,
         on_damaged: Callable[[int, int, str], None] = lambda rank, step, text: None,
         on_word: Callable[[int, channel.Report | channel.Entered], None] = lambda rank, word: None,
+        tier: StorageTier | None = None,
+        stored: str = "",
     ) -> None:
         self.rank = rank
         self.attempt = attempt
@@ -73,6 +79,8 @@ class RankChannel:
         self._backup_timeout_s = backup_timeout_s
         self._on_damaged = on_damaged
         self._on_word = on_word
+        self._tier = tier
+        self._stored = stored
         self._replying = threading.Lock()
         self._greeted = False
         self._mended = False
@@ -124,8 +132,11 @@ class RankChannel:
                 case channel.Reserve(slot_bytes):
                     region = self._store.region_for(self.rank, slot_bytes)
                     self._reply(channel.Reserved(region.view.slot_bytes), region)
-                case channel.Saved(step, slot):
-                    self._saved(step, slot)
+                case channel.Saved(step, slot, to_storage):
+                    region = self._saved(step, slot)
+                    self._store.offer(self.rank, step)
+                    if to_storage and self._tier is not None:
+                        self._tier.keep(self.rank, step, region)
                 case channel.Report() | channel.Entered():
                     self._on_word(self.rank, message)
                 case _:
@@ -147,6 +158,7 @@ class RankChannel:
             raise PermanentError("connect() was called before in this process")
         self._greeted = True
         origin = self._store.origin
+        policy = None if self._tier is None else self._tier.policy
         return channel.Welcome(
             self._store.machine,
             self.rank,
@@ -154,12 +166,18 @@ class RankChannel:
             origin.job,
             origin.layout,
             self._backup_timeout_s,
+            storage_every_steps=0 if policy is None else policy.every_steps or 0,
+            storage_every_s=0.0 if policy is None else float(policy.every_s or 0.0),
+            storage_due_s=0.0 if self._tier is None else self._tier.due_s,
         )
 
     def _restore(self) -> None:
         step = self._restore_step
         if step == FROM_THE_BEGINNING:
             self._reply(channel.Restored(None))
+            return
+        if self._stored:
+            self._reply(channel.Restored(step, self._stored))
             return
         region = self._store.region(self.rank)
         if region is None or region.view.find(step) is None:
@@ -200,19 +218,20 @@ class RankChannel:
         self._mended = True
         return holder
 
-    def _saved(self, step: int, slot: int) -> None:
+    def _saved(self, step: int, slot: int) -> SharedRegion:
         region = self._store.region(self.rank)
         found = None if region is None else region.view.find(step)
-        if found is None or found[0] != slot:
+        if region is None or found is None or found[0] != slot:
             raise PermanentError(f"rank {self.rank} did not commit step {step} to slot {slot}")
         self._on_progress(self.rank, step)
         if self._holder is None:
             self._reply(channel.Protected(step, ok=True, reason=""))
-            return
+            return region
         self._saved_step = step
         self.unprotected_reason = f"machine {self._holder.machine} has not taken it yet"
         sending = self._sender.send(self.rank, step, self._holder)
         sending.add_done_callback(lambda sent: self._see_backup(step, sent))
+        return region
 
     def _see_backup(self, step: int, sent: Future[None]) -> None:
         error = sent.exception()

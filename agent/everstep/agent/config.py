@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from everstep.core.stored import StoragePolicy
+
 
 @dataclass(frozen=True, slots=True)
 class MachineConfig:
@@ -31,6 +33,7 @@ class MachineConfig:
             reads no logs.
         prewarm_timeout_s: How long imports may take before ranks start as fresh programs, > 0.
         cgroup: Cgroup that the ranks run in, as /proc/PID/cgroup has it; empty for the root.
+        storage: The storage tier, or None.
     """
 
     job: str
@@ -50,6 +53,7 @@ class MachineConfig:
     step_pattern: str | None = None
     prewarm_timeout_s: float = 300.0
     cgroup: str = ""
+    storage: StoragePolicy | None = None
 
     @property
     def owner(self) -> str:

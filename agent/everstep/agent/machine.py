@@ -6,6 +6,7 @@ No Temporal here: the worker around it turns activities into orders and events i
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import socket
@@ -20,9 +21,11 @@ from everstep.agent.launcher import Launcher
 from everstep.agent.memory import OomKills, counters
 from everstep.agent.nursery import Readiness
 from everstep.agent.shards import ShardStore
+from everstep.agent.storage import StorageConfig, StorageTier
 from everstep.agent.transfer import BackupSender, TransferServer, pull
-from everstep.core.errors import EverstepError, StaleAttempt, TransientError
+from everstep.core.errors import EverstepError, PermanentError, StaleAttempt, TransientError
 from everstep.core.model import (
+    Alert,
     MachineEvent,
     MachineInfo,
     MachineReport,
@@ -33,6 +36,7 @@ from everstep.core.model import (
     StartOrder,
     StartReport,
     StopOrder,
+    StorageReport,
 )
 from everstep.core.shard import Origin
 
@@ -67,6 +71,7 @@ class Machine:
             self._store, config.secret, config.job, config.backup_bytes_per_s
         )
         self._launcher = Launcher(config)
+        self._tier: StorageTier | None = None
         self._running: Attempt | None = None
         # The newest attempt that was started or stopped here, and which of the two it was.
         self._attempt = -1
@@ -82,9 +87,11 @@ class Machine:
             TransientError: Something that an earlier agent left behind does not die.
         """
         info = await asyncio.to_thread(self._open)
+        loop = asyncio.get_running_loop()
+        self._tier = self._storage_tier(loop)
         self._around = Surroundings(
             self._config,
-            asyncio.get_running_loop(),
+            loop,
             self._launcher,
             self._journal,
             self._store,
@@ -92,6 +99,7 @@ class Machine:
             self._rendezvous,
             OomKills(counters(self._config.cgroup)),
             self._on_event,
+            self._tier,
         )
         self._on_event(info)
         return info
@@ -135,6 +143,16 @@ class Machine:
             await asyncio.to_thread(self._launcher.wait_ready)
         return await self._serve(self._start(order))
 
+    async def look_at_storage(self) -> StorageReport:
+        """What the storage tier shows from here; does not wait for other orders.
+
+        Raises:
+            PermanentError: The job has no storage tier.
+        """
+        if self._tier is None:
+            raise PermanentError(f"machine {self._config.machine} has no storage tier")
+        return await asyncio.to_thread(self._tier.look)
+
     async def close(self) -> None:
         """End everything on this machine; a second time changes nothing.
 
@@ -176,9 +194,33 @@ class Machine:
         self._journal.write("ready", agent_pid=info.agent_pid)
         return info
 
+    def _storage_tier(self, loop: asyncio.AbstractEventLoop) -> StorageTier | None:
+        config = self._config
+        if config.storage is None:
+            return None
+
+        def on_alert(alert: Alert) -> None:
+            # The loop may be gone while the machine is torn down.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(self._on_event, alert)
+
+        return StorageTier(
+            StorageConfig(
+                config.storage,
+                config.machine,
+                config.job,
+                config.parallelism,
+                config.gpus_per_machine,
+                config.directory / "storage.log",
+            ),
+            on_alert,
+        )
+
     def _close(self) -> None:
         if self._closed:
             return
+        if self._tier is not None:
+            self._tier.close()
         self._launcher.close()
         self._sender.close()
         self._transfer.close()
@@ -217,10 +259,21 @@ class Machine:
         outcomes = await asyncio.gather(
             *(asyncio.to_thread(self._pull, item, order.step) for item in order.pulls)
         )
+        outcomes += await self._bring_back(order)
         failed = tuple((rank, reason) for rank, reason in outcomes if reason)
         pulled = tuple(rank for rank, reason in outcomes if not reason)
         await self._note("restored", attempt=order.attempt, pulled=pulled, failed=failed)
         return RestoreReport(self._config.machine, pulled, failed)
+
+    async def _bring_back(self, order: RestoreOrder) -> list[tuple[int, str]]:
+        share = order.stored
+        if share is None:
+            return []
+        if self._tier is None:
+            return [(rank, "this machine has no storage tier") for rank in share.ranks or (-1,)]
+        return await asyncio.to_thread(
+            self._tier.bring_back, share, order.step, order.attempt, self._store
+        )
 
     def _pull(self, item: Pull, step: int) -> tuple[int, str]:
         try:

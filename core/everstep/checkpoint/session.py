@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import importlib
 import logging
 import os
 import socket
@@ -63,12 +64,21 @@ class Session(ABC):
     """Restores a rank's state once, and saves it after every step. Not for use by two threads."""
 
     @abstractmethod
-    def restore(self) -> Restored | None:
+    def restore(self, into: Mapping[Any, Any] | None = None) -> Restored | None:
         """The state to start from, or None to start from the beginning.
 
+        Args:
+            into: This rank's state as it would be saved now. Needed only for a checkpoint in
+                storage that was saved in another layout: its tensors are filled in place, DTensors
+                with the parts that belong here, and what comes back holds these same tensors. Such
+                a checkpoint has nothing for what differed from rank to rank in the other layout
+                (unless it is a DTensor): leave it out of `into`.
+
         Raises:
+            TypeError: `into` contains something that cannot be stored.
             PermanentError: The stored state is damaged here and on the machine of its backup, or is
-                another job's or layout's; or the agent is gone.
+                another job's or layout's; or the agent is gone. A checkpoint of another layout
+                cannot be turned into `into`, or there is no `into`: the text names what is missing.
         """
 
     @abstractmethod
@@ -216,7 +226,7 @@ def connect(redone_steps: Literal[1, 2] = 1) -> Session:
 class _DetachedSession(Session):
     """No agent: every start is from the beginning, and nothing is kept."""
 
-    def restore(self) -> Restored | None:
+    def restore(self, into: Mapping[Any, Any] | None = None) -> Restored | None:
         return None
 
     def save(self, step: int, state: Mapping[Any, Any], *, blocking: bool = False) -> None:
@@ -253,10 +263,12 @@ class _AttachedSession(Session):
         self._me, _ = self._link.ask(channel.Hello(), channel.Welcome)
         atexit.register(self.close)
 
-    def restore(self) -> Restored | None:
+    def restore(self, into: Mapping[Any, Any] | None = None) -> Restored | None:
         answer, fd = self._link.ask(channel.Restore(), channel.Restored)
         if answer.step is None:
             return None
+        if answer.stored:
+            return self._reshard(answer.step, answer.stored, into)
         region, slot, shard = self._found(answer.step, fd)
         while not region.intact(slot, checksum):
             # Another machine's copy, until there is none left: then the agent refuses.
@@ -316,6 +328,19 @@ class _AttachedSession(Session):
             except EverstepError as error:
                 logger.warning("%s: %s", self._who, error)
         self._link.close()
+
+    def _reshard(self, step: int, url: str, into: Mapping[Any, Any] | None) -> Restored:
+        if into is None:
+            raise PermanentError(
+                f"step {step} in {url} was saved in another layout than {self._me.layout!r}: call"
+                " restore(into=STATE), STATE being what this rank would save, to turn it into this"
+                " one"
+            )
+        # Loads what most scripts never need.
+        resharding = importlib.import_module("everstep.checkpoint.resharding")
+        state: dict[Any, Any] = resharding.load(url, into, self._me.rank)
+        self._last_step = step
+        return Restored(step, state)
 
     @property
     def _who(self) -> str:

@@ -208,6 +208,15 @@ def rebuild(metadata: bytes, payload: memoryview) -> Any:
         raise PermanentError(f"unreadable state: {error!r}") from error
 
 
+def rebuild_value(node: Node) -> Any:
+    """The plain value that a node describes.
+
+    Raises:
+        PermanentError: It describes none.
+    """
+    return rebuild(json.dumps(node).encode(), memoryview(b""))
+
+
 def _describe_scalar(value: object, path: str) -> Node:
     match value:
         case None | bool() | str():

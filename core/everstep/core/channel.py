@@ -7,7 +7,7 @@ travel beside an answer's first byte.
 
     rank                        agent
     Hello                       Welcome
-    Restore                     Restored, with the region's descriptor unless step is None
+    Restore                     Restored, with the region's descriptor unless there is nothing in it
     Damaged                     Restored, once another machine's copy has come
     Reserve                     Reserved, with the region's descriptor
     Saved                       Protected, once the backup holder has it or could not get it
@@ -47,6 +47,9 @@ class Welcome:
         job: Name of the job.
         layout: The job's layout.
         backup_timeout_s: How long a step may wait for its backup.
+        storage_every_steps: Which steps go to storage: those that this divides; 0 for none.
+        storage_every_s: After how much time a step goes to storage; 0 for never.
+        storage_due_s: In how much time the first one does.
     """
 
     machine: str
@@ -55,6 +58,9 @@ class Welcome:
     job: str
     layout: str
     backup_timeout_s: float
+    storage_every_steps: int = 0
+    storage_every_s: float = 0.0
+    storage_due_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +70,15 @@ class Restore:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """The step to start from; None: from the beginning."""
+    """Where to start.
+
+    Attributes:
+        step: The step; None: from the beginning.
+        stored: The checkpoint's folder in storage, if it has to be turned into another layout.
+    """
 
     step: int | None
+    stored: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +104,17 @@ class Reserved:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """The step is committed to that slot."""
+    """The step is committed to that slot.
+
+    Attributes:
+        step: Which one.
+        slot: Where.
+        to_storage: Whether all ranks send this step to storage.
+    """
 
     step: int
     slot: int
+    to_storage: bool = False
 
 
 @dataclass(frozen=True, slots=True)

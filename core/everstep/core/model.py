@@ -233,6 +233,64 @@ class Pull:
 
 
 @dataclass(frozen=True, slots=True)
+class StoredCheckpoint:
+    """A complete checkpoint in the storage tier.
+
+    Attributes:
+        name: Its folder's name.
+        step: Step after which it was taken.
+        attempt: Attempt in which it was taken.
+        run: The run that it was taken in, as folders name it.
+        saved_at_s: When it was complete, by the clock of the machine that finished it.
+        layout: Sizes and order of the parallelism that it was taken in.
+        size_bytes: What it takes in storage, apart from its description.
+    """
+
+    name: str
+    step: int
+    attempt: int
+    run: str
+    saved_at_s: float
+    layout: str
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class StorageReport:
+    """What the storage tier shows to one machine.
+
+    Attributes:
+        machine: Who looked.
+        checkpoints: Complete checkpoints of the job, in no order.
+        unusable: Names of folders that are no complete checkpoint, each with the reason.
+        reason: Why nothing could be seen, or empty.
+    """
+
+    machine: str
+    checkpoints: tuple[StoredCheckpoint, ...]
+    unusable: tuple[tuple[str, str], ...] = ()
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredShare:
+    """One machine's part in restoring from storage.
+
+    Attributes:
+        checkpoint: Name of the checkpoint's folder.
+        ranks: Ranks whose state is to be put into this machine's memory. None when the job's layout
+            is not the checkpoint's: then the share is only checked, and ranks read what they need.
+        share: Index of the machine's share of that check.
+        shares: Number of shares.
+    """
+
+    checkpoint: str
+    ranks: tuple[int, ...]
+    share: int
+    shares: int
+
+
+@dataclass(frozen=True, slots=True)
 class RestoreOrder:
     """Make this machine's memory ready to restart from `step`.
 
@@ -240,16 +298,18 @@ class RestoreOrder:
         attempt: The attempt that will start from it.
         step: The step that all ranks agreed on.
         pulls: Shards that this machine must hold at `step` and does not.
+        stored: What it is to take from storage, or None.
     """
 
     attempt: int
     step: int
     pulls: tuple[Pull, ...]
+    stored: StoredShare | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class RestoreReport:
-    """Which pulls arrived whole, and which did not, with the reason."""
+    """Which ranks' shards arrived whole, and which did not, with the reason."""
 
     machine: str
     pulled: tuple[int, ...]
@@ -287,6 +347,9 @@ class StartOrder:
         restore_step: Step to restore; copies of later steps are discarded. FROM_THE_BEGINNING
             means that ranks get no state and the script starts as it would by itself.
         code_directory: Where the code version lies on the machine.
+        run: Identifier of the job's run; names what is saved to storage.
+        stored: Name of the checkpoint in storage that ranks read `restore_step` from, as it was
+            saved in another layout; empty when they find it in memory.
     """
 
     attempt: int
@@ -299,6 +362,8 @@ class StartOrder:
     master_port: int
     restore_step: int
     code_directory: str
+    run: str = ""
+    stored: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -380,7 +445,9 @@ class CopyDamaged:
     at_s: float
 
 
-MachineEvent = MachineInfo | RankExit | RanksFinished | RanksStarted | RankProgress | CopyDamaged
+MachineEvent = (
+    MachineInfo | RankExit | RanksFinished | RanksStarted | RankProgress | CopyDamaged | Alert
+)
 """What an agent tells the outside, in the order in which it saw it."""
 
 

@@ -24,7 +24,7 @@ def load_spec(path: str | Path) -> JobSpec:
     """Reads a spec file.
 
     Returns:
-        The spec, with `code.directory` made absolute.
+        The spec, with `code.directory` and a folder `checkpoint.storage.path` made absolute.
 
     Raises:
         InputError: The file cannot be read, is not YAML, is not a valid spec, or names a code
@@ -37,6 +37,7 @@ def load_spec(path: str | Path) -> JobSpec:
         spec = JobSpec.model_validate(content)
     except ValidationError as error:
         raise input_error(path, problems_of(error, JobSpec)) from None
+    spec = _with_absolute_storage(spec, path)
     directory = _code_directory(spec, path)
     problems = [*_directory_problems(directory), *_command_problems(spec, directory)]
     if problems:
@@ -77,6 +78,17 @@ def _parse(path: Path, text: str) -> object:
         found = "is empty" if content is None else f"holds {shown(content)}, not fields"
         raise InputError(str(path), found, "Begin with a line such as: name: my-job")
     return content  # pyright: ignore[reportUnknownVariableType] - JobSpec looks inside
+
+
+def _with_absolute_storage(spec: JobSpec, path: Path) -> JobSpec:
+    storage = spec.checkpoint.storage
+    # A URL, also such as `simplecache::s3://...`, says by itself where it is.
+    if storage is None or "://" in storage.path:
+        return spec
+    folder = str((path.parent / storage.path).absolute())
+    storage = storage.model_copy(update={"path": folder})
+    checkpoint = spec.checkpoint.model_copy(update={"storage": storage})
+    return spec.model_copy(update={"checkpoint": checkpoint})
 
 
 def _code_directory(spec: JobSpec, path: Path) -> Path | None:

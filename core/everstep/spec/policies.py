@@ -22,6 +22,7 @@ from pydantic import (
 
 from everstep.core.groups import KINDS
 from everstep.core.senses.step_lines import GROUPS
+from everstep.core.stored import StoragePolicy
 from everstep.spec.problems import did_you_mean, relation_error, shown
 
 PAPER_FAILURE_RATE_PER_DAY = 0.0012
@@ -165,6 +166,71 @@ class Standby(SpecPart):
         return self
 
 
+class Storage(SpecPart):
+    """Checkpoints that outlive all machines, in torch.distributed.checkpoint's format."""
+
+    path: str = Field(
+        min_length=1,
+        examples=["s3://bucket/checkpoints"],
+        description=(
+            "Folder, relative to the spec file's, or URL that fsspec knows; every machine must"
+            " reach it."
+        ),
+    )
+    every_steps: PositiveInt | None = Field(
+        default=None, examples=[500], description="Save the steps that this divides."
+    )
+    every_s: PositiveFloat | None = Field(
+        default=None,
+        examples=[1800],
+        description="Save a step when this many seconds have passed since the last save.",
+    )
+    keep: PositiveInt = Field(
+        default=3, description="Complete checkpoints to keep; older ones are deleted."
+    )
+    slow_after_s: PositiveFloat = Field(
+        default=300.0, description="Seconds after which a save that is not done raises an alert."
+    )
+    give_up_after_s: PositiveFloat = Field(
+        default=3600.0, description="Seconds after which a save that is not done is ended."
+    )
+
+    @field_validator("path")
+    @classmethod
+    def _a_folder(cls, path: str) -> str:
+        if "\0" in path or not path.strip():
+            raise relation_error("", f"{shown(path)} is no folder", "Give a folder or a URL")
+        return path
+
+    @model_validator(mode="after")
+    def _sometimes(self) -> Self:
+        if self.every_steps is None and self.every_s is None:
+            raise relation_error(
+                "",
+                "nothing says when to save",
+                "Give every_steps: N, every_s: SECONDS, or both",
+            )
+        if not self.slow_after_s < self.give_up_after_s:
+            raise relation_error(
+                "slow_after_s",
+                f"{self.slow_after_s} is not below give_up_after_s {self.give_up_after_s}, so"
+                " nobody would be told before a save is ended",
+                "Lower slow_after_s or raise give_up_after_s",
+            )
+        return self
+
+    def policy(self) -> StoragePolicy:
+        """What agents are told."""
+        return StoragePolicy(
+            url=self.path,
+            every_steps=self.every_steps,
+            every_s=self.every_s,
+            keep=self.keep,
+            slow_after_s=self.slow_after_s,
+            give_up_after_s=self.give_up_after_s,
+        )
+
+
 class Checkpoint(SpecPart):
     """What happens with the state that ranks save in memory."""
 
@@ -176,7 +242,15 @@ class Checkpoint(SpecPart):
     )
     when_all_copies_lost: Literal["restart", "hold"] = Field(
         default="restart",
-        description="Start from the beginning, or hold for a person, when a shard is lost.",
+        description=(
+            "Start from the beginning, or hold for a person, when a shard is lost and storage has"
+            " no checkpoint either."
+        ),
+    )
+    storage: Storage | None = Field(
+        default=None,
+        examples=["{path: s3://bucket/checkpoints, every_s: 1800}"],
+        description="Where steps are kept beside memory, and when; nowhere when it is left out.",
     )
 
 

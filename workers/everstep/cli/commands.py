@@ -7,7 +7,19 @@ import sys
 import typer
 from temporalio.service import RPCError
 
-from everstep.cli import check, classify, incidents, logs, machine, plan, run, spec, status, ui
+from everstep.cli import (
+    check,
+    ckpt,
+    classify,
+    incidents,
+    logs,
+    machine,
+    plan,
+    run,
+    spec,
+    status,
+    ui,
+)
 from everstep.cli.console import complain
 from everstep.core.errors import EverstepError, InputError
 
@@ -28,6 +40,7 @@ app.command("incidents")(incidents.list_command)
 app.command("classify")(classify.classify_command)
 app.command("logs")(logs.logs_command)
 app.add_typer(incidents.app, name="incident", help="Look at one incident, or let it go on.")
+app.add_typer(ckpt.app, name="ckpt", help="What is held of a run's state.")
 app.add_typer(machine.app, name="machine", help="Machines of a local run.")
 
 

@@ -47,9 +47,9 @@ def plan(spec: JobSpec) -> dict[str, Any]:
         `machines` (slot and ranks of each), `ranks` (machine and coordinates of each), `groups`
         (lists of ranks by kind: tp, pp, dp, and others of a size above 1), `backup` (rank to the
         rank whose machine holds its copy), `unprotected` (rank to the reason), `exposed` (the
-        groups that cannot be evicted whole without losing all copies of some ranks' state), and
-        `standby` (count and the rule that it follows from). Ranks that are keys are texts, as in
-        JSON.
+        groups that cannot be evicted whole without losing all copies of some ranks' state),
+        `standby` (count and the rule that it follows from), and `storage` (the spec's fields, or
+        None). Ranks that are keys are texts, as in JSON.
     """
     layout, backup = spec.layout(), spec.backup_plan()
     kinds = _shown_kinds(layout)
@@ -85,6 +85,9 @@ def plan(spec: JobSpec) -> dict[str, Any]:
             "failure_rate_per_day": spec.standby.failure_rate_per_day,
             "quantile": spec.standby.quantile,
         },
+        "storage": None
+        if spec.checkpoint.storage is None
+        else spec.checkpoint.storage.model_dump(),
     }
 
 
@@ -109,6 +112,17 @@ def _standby_rule(spec: JobSpec) -> str:
     )
 
 
+def _storage_text(spec: JobSpec) -> str:
+    storage = spec.checkpoint.storage
+    if storage is None:
+        return "Storage: none; steps are in the machines' memory alone (checkpoint.storage)"
+    when = [
+        *([f"every {storage.every_steps} steps"] if storage.every_steps else []),
+        *([f"every {storage.every_s:g} s"] if storage.every_s else []),
+    ]
+    return f"Storage: {' and '.join(when)} to {storage.path}, the newest {storage.keep} are kept"
+
+
 def _show(spec: JobSpec) -> None:
     layout, backup = spec.layout(), spec.backup_plan()
     console = Console(highlight=False)
@@ -124,6 +138,7 @@ def _show(spec: JobSpec) -> None:
             console.print(_warning(layout, of_kind))
     for reason, ranks in _by_reason(backup).items():
         console.print(f"Without a backup: {_ranges('rank', ranks)}: {escape(reason)}")
+    console.print(escape(_storage_text(spec)))
     console.print(f"Standby machines: {spec.standby_count()}. {_standby_rule(spec)}")
 
 

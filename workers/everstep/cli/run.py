@@ -46,6 +46,10 @@ def run_command(
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Replace a finished run in the same folder.")
     ] = False,
+    from_scratch: Annotated[
+        bool,
+        typer.Option("--from-scratch", help="Ignore checkpoints of earlier runs in storage."),
+    ] = False,
     temporal_port: Annotated[
         int | None, typer.Option(help="Port of the Temporal server.", min=1, max=65535)
     ] = None,
@@ -71,7 +75,7 @@ def run_command(
     preflight.check_host(world_size, len(names), path)
     if server.named_by_environment() is None:
         server.find_binary()
-    asyncio.run(_carry(spec, path, fresh, planned, (temporal_port, ui_port), metrics))
+    asyncio.run(_carry(spec, path, fresh, planned, (temporal_port, ui_port), metrics, from_scratch))
 
 
 async def _carry(
@@ -81,6 +85,7 @@ async def _carry(
     planned: tuple[faults.Fault, ...],
     wanted_ports: tuple[int | None, int | None],
     metrics: bool,
+    from_scratch: bool,
 ) -> NoReturn:
     """Claim the folder, run to the end or until a person's signal, and end the process.
 
@@ -93,7 +98,8 @@ async def _carry(
     voice.say(
         f"run of {spec.name}: {spec.layout().world_size} ranks on {spec.machines} machines; {path}"
     )
-    local = LocalRun(spec, RunOptions(folder, planned, *wanted_ports, metrics), voice)
+    options = RunOptions(folder, planned, *wanted_ports, metrics, from_scratch)
+    local = LocalRun(spec, options, voice)
     code = await _until_done(local, folder, interrupted)
     sys.stdout.flush()
     sys.stderr.flush()

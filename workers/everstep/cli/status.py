@@ -26,6 +26,8 @@ from everstep.workflows.job import RunJob
 
 ANSWER_PATIENCE_S = 5.0
 
+NOTES_SHOWN = 5
+
 _BEFORE_TRAINING = ("starting", "gathering machines")
 
 
@@ -67,6 +69,8 @@ def print_status(folder: RunFolder, found: dict[str, Any]) -> None:
     out.print(f"incidents: {found['incidents']} (everstep incidents {where})")
     for alert in found["noted"]:
         out.print(f"noted at {story.clock(alert['at_s'])}: {escape(alert['detail'])}")
+    for at_s, text in found["notes"][-NOTES_SHOWN:]:
+        out.print(f"{story.clock(at_s)} {escape(text)}")
 
 
 async def describe(folder: RunFolder) -> dict[str, Any]:
@@ -87,7 +91,8 @@ async def describe(folder: RunFolder) -> dict[str, Any]:
         "evicted": state.get("evicted", []),
         "incidents": len(list(folder.incidents.glob("*.json"))),
         "active_incident": None,
-        "noted": [],
+        "noted": state.get("noted", []),
+        "notes": state.get("notes", []),
     }
     if running and "temporal" in state:
         try:
@@ -131,6 +136,7 @@ async def _ask(folder: RunFolder) -> dict[str, Any]:
             }
             for alert in status.noted
         ],
+        "notes": [[note.at_s, note.text] for note in status.notes],
     }
     if status.assignment is not None:
         found["attempt"] = status.assignment.attempt

@@ -75,6 +75,7 @@ def machine_config(name: str, given: settings.WorkerSettings, spec: JobSpec) -> 
         backup_timeout_s=spec.checkpoint.backup_timeout_s,
         cgroup=own_cgroup(),
         step_pattern=spec.detection.step_pattern,
+        storage=None if spec.checkpoint.storage is None else spec.checkpoint.storage.policy(),
     )
 
 

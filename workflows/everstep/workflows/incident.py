@@ -18,6 +18,7 @@ from temporalio.exceptions import ActivityError, FailureError
 
 from everstep.core import evidence, ladder, names
 from everstep.core.model import (
+    FROM_THE_BEGINNING,
     Alert,
     Assignment,
     CopyDamaged,
@@ -32,8 +33,8 @@ from everstep.core.model import (
     Symptom,
 )
 from everstep.core.progress import NO_STEP
-from everstep.core.restore import plan_restore
-from everstep.workflows import options, restart, story
+from everstep.core.restore import RestorePlan, plan_restore
+from everstep.workflows import options, restart, storage, story
 from everstep.workflows.chronicle import Chronicle
 from everstep.workflows.messages import Approval, EvictOrder, IncidentInput, IncidentResult
 from everstep.workflows.ports import ClusterPort
@@ -58,6 +59,7 @@ class ResolveIncident:
     def __init__(self, given: IncidentInput) -> None:
         self._job = given.job
         self._backup = given.job.spec.backup_plan()
+        self._run_id = given.run
         self._assignment = given.assignment
         self._pool = list(given.pool)
         self._earlier_evictions = given.evictions
@@ -247,20 +249,18 @@ class ResolveIncident:
         await self._fill_slots()
         slots = self._assignment.slots
         plan = plan_restore(self._stopped, slots, self._job.spec.layout(), self._backup)
-        if plan.missing:
-            gone = "; ".join(f"rank {r}: {text}" for r, text in sorted(plan.missing.items()))
-            self._story.tell(f"no copy left of some shards ({gone})")
-            if self._job.spec.checkpoint.when_all_copies_lost == "hold":
-                await self._hold(
-                    f"{gone}. To start from what the script itself finds: everstep incident "
-                    f"approve {self._story.record.incident}",
-                    lambda: self._approved,
-                )
+        try:
+            source = await self._source(plan)
+        except restart.MachinesRefusedError as error:
+            self._blame(error)
+            return False
+        if source.step == FROM_THE_BEGINNING:
+            await self._ask_before_starting_over(plan)
         attempt = self._assignment.attempt + 1
         self._assignment = replace(self._assignment, attempt=attempt)
         self._story.change(
             attempt_after=attempt,
-            restored_step=plan.step,
+            restored_step=source.step,
         )
         await self._tell_job("assigned", self._assignment)
         try:
@@ -271,19 +271,65 @@ class ResolveIncident:
                     f"{restart.pulls_text(plan.pulls)}"
                 )
             await self._unless_overtaken(
-                restart.start(self._job, self._assignment, self._backup, plan.step)
+                restart.start(
+                    self._job,
+                    self._assignment,
+                    self._backup,
+                    source.step,
+                    self._run_id,
+                    source.stored,
+                )
             )
-            self._story.tell(f"attempt {attempt} started from step {plan.step}")
-            return await self._first_step(plan.step + 1)
+            self._story.tell(f"attempt {attempt} started from step {source.step}")
+            return await self._first_step(source.step + 1)
         except restart.MachinesRefusedError as error:
-            for refusal in error.refusals:
-                self._raise_own(Symptom.CONTAINER_ERROR, refusal.machine, refusal.reason)
+            self._blame(error)
+            return False
         except ActivityError as error:
             self._raise_own(Symptom.JOB_HANG, None, f"no new step: {restart.why(error)}")
         except OvertakenError:
             self._story.tell("overtaken by newer evidence")
         self._restarts_without_progress += 1
         return False
+
+    async def _source(self, plan: RestorePlan) -> storage.Source:
+        """Memory's step if there is one, else that of the best checkpoint in storage.
+
+        Raises:
+            MachinesRefusedError: A machine did not take part.
+            OvertakenError: Newer evidence came.
+        """
+        if plan.step != FROM_THE_BEGINNING:
+            return storage.Source(plan.step)
+        if plan.missing:
+            self._story.tell(f"no copy left of some shards ({_gone(plan)})")
+        coming = replace(self._assignment, attempt=self._assignment.attempt + 1)
+
+        async def from_storage() -> storage.Source:
+            tell = self._story.tell
+            found = await storage.find(self._job, coming, self._run_id, tell)
+            return await storage.bring_back(self._job, coming, found, tell)
+
+        if self._job.spec.checkpoint.storage is None:
+            return storage.Source(FROM_THE_BEGINNING)
+        if not plan.missing:
+            self._story.tell("no machine's memory holds any step")
+        source = await self._unless_overtaken(from_storage())
+        assert source is not None  # noqa: S101 - nothing was said of a job that finishes
+        return source
+
+    async def _ask_before_starting_over(self, plan: RestorePlan) -> None:
+        if plan.missing and self._job.spec.checkpoint.when_all_copies_lost == "hold":
+            await self._hold(
+                f"{_gone(plan)}. To start from what the script itself finds: everstep incident "
+                f"approve {self._story.record.incident}",
+                lambda: self._approved,
+            )
+
+    def _blame(self, error: restart.MachinesRefusedError) -> None:
+        for refusal in error.refusals:
+            self._raise_own(Symptom.CONTAINER_ERROR, refusal.machine, refusal.reason)
+        self._restarts_without_progress += 1
 
     async def _fill_slots(self) -> None:
         """Give every vacant slot to a machine of the pool; wait for machines where it is empty."""
@@ -491,6 +537,10 @@ class ResolveIncident:
             await workflow.get_external_workflow_handle(job_id).signal(signal, value)
         except FailureError as error:
             workflow.logger.warning("could not signal %s to %s: %s", signal, job_id, error)
+
+
+def _gone(plan: RestorePlan) -> str:
+    return "; ".join(f"rank {rank}: {text}" for rank, text in sorted(plan.missing.items()))
 
 
 def _redone(record: IncidentRecord) -> int:

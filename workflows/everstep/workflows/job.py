@@ -24,8 +24,9 @@ from everstep.core.model import (
     Observer,
     RanksFinished,
     Symptom,
+    TimelineEntry,
 )
-from everstep.workflows import options, restart, story
+from everstep.workflows import options, restart, storage, story
 from everstep.workflows.incident import ResolveIncident
 from everstep.workflows.messages import (
     IncidentInput,
@@ -45,6 +46,8 @@ of machines fits, batched by machine."""
 
 MAX_NOTED = 50
 """Alerts that stop nothing, kept for whoever asks."""
+
+MAX_NOTES = 20
 
 GATHERING_S = 60.0
 """How long the first start waits for standbys once there are machines for every slot."""
@@ -147,6 +150,7 @@ class RunJob:
             incidents=self._state.incidents - (1 if self._opening() else 0),
             active_incident=self._listening,
             noted=tuple(self._state.noted),
+            notes=tuple(self._state.notes),
         )
 
     # --- The life of a job -----------------------------------------------------------------------
@@ -205,7 +209,10 @@ class RunJob:
         self._state.started_at_s = workflow.now().timestamp()
         try:
             backup = self._job.spec.backup_plan()
-            await restart.start(self._job, assignment, backup, FROM_THE_BEGINNING)
+            source = await self._first_source(assignment)
+            await restart.start(
+                self._job, assignment, backup, source.step, self._run_id, source.stored
+            )
         except restart.MachinesRefusedError as error:
             self.report_alerts(
                 [
@@ -218,6 +225,14 @@ class RunJob:
             self.report_alerts(
                 [_own_alert(Symptom.CONTAINER_ERROR, assignment.attempt, None, text)]
             )
+
+    async def _first_source(self, assignment: Assignment) -> storage.Source:
+        """Where a new run begins: where an earlier one had come to, if storage has that."""
+        found = await storage.find(self._job, assignment, self._run_id, self._note)
+        source = await storage.bring_back(self._job, assignment, found, self._note)
+        if source.step != FROM_THE_BEGINNING:
+            self._note(f"this run goes on from step {source.step} of an earlier one")
+        return source
 
     async def _open_incident(self) -> None:
         assignment = self._state.assignment
@@ -241,6 +256,7 @@ class RunJob:
                 assignment=assignment,
                 pool=tuple(self._state.pool),
                 evictions=tuple(self._state.evictions),
+                run=self._run_id,
             ),
             id=names.incident_workflow_id(job, self._state.incidents),
             task_timeout=options.WORKFLOW_TASK_TIMEOUT,
@@ -274,7 +290,17 @@ class RunJob:
             # It is over, and says so any moment; alerts that it did not settle open the next one.
             workflow.logger.warning("could not signal %s to %s: %s", signal, incident_id, error)
 
+    def _note(self, text: str, at_s: float | None = None) -> None:
+        workflow.logger.warning("noted: %s", text)
+        now_s = workflow.now().timestamp()
+        entry = TimelineEntry(now_s if at_s is None else at_s, text)
+        self._state.notes = [*self._state.notes, entry][-MAX_NOTES:]
+
     # --- Questions about the state ---------------------------------------------------------------
+
+    @property
+    def _run_id(self) -> str:
+        return workflow.info().first_execution_run_id
 
     def _slots(self) -> Sequence[MachineInfo]:
         return () if self._state.assignment is None else self._state.assignment.slots

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from everstep.core.model import Alert, Assignment, IncidentRecord, MachineInfo
+from everstep.core.model import Alert, Assignment, IncidentRecord, MachineInfo, TimelineEntry
 from everstep.spec.job import JobSpec
 
 
@@ -16,11 +16,13 @@ class JobInput:
         spec: The spec without its environment: values there may be secrets, and this is history.
         code_version: Identifier of the first code version.
         code_directory: Where it lies on every machine.
+        from_scratch: Whether checkpoints of earlier runs in storage are to be ignored.
     """
 
     spec: JobSpec
     code_version: str
     code_directory: str
+    from_scratch: bool = False
 
 
 @dataclass(slots=True)
@@ -39,6 +41,7 @@ class JobState:
         finished: Machines whose ranks all ended well in this attempt, in order of their reports.
         started_at_s: When the job was first started.
         noted: Newest alerts that did not call for action, oldest first, bounded.
+        notes: What a person may want to know and no incident tells, oldest first, bounded.
     """
 
     assignment: Assignment | None = None
@@ -52,6 +55,7 @@ class JobState:
     finished: list[str] = field(default_factory=list[str])
     started_at_s: float | None = None
     noted: list[Alert] = field(default_factory=list[Alert])
+    notes: list[TimelineEntry] = field(default_factory=list[TimelineEntry])
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +70,7 @@ class JobStatus:
     incidents: int
     active_incident: int | None
     noted: tuple[Alert, ...] = ()
+    notes: tuple[TimelineEntry, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +95,7 @@ class IncidentInput:
         assignment: Who holds which slot.
         pool: Machines that wait for a slot.
         evictions: Evictions of the job so far; the incident counts those in the window.
+        run: The job's run, by which its checkpoints in storage are told from other runs'.
     """
 
     job: JobInput
@@ -98,6 +104,7 @@ class IncidentInput:
     assignment: Assignment
     pool: tuple[MachineInfo, ...]
     evictions: tuple[tuple[float, str], ...]
+    run: str = ""
 
 
 @dataclass(frozen=True, slots=True)

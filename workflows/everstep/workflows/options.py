@@ -87,6 +87,21 @@ RESTORE = CallOptions(
     schedule_to_start=_ANSWER,
     heartbeat=timedelta(seconds=2),
 )
+LOOK_AT_STORAGE = CallOptions(
+    # A listing takes seconds; a filesystem that hangs is given up by the agent after two minutes.
+    start_to_close=timedelta(minutes=3),
+    schedule_to_close=timedelta(minutes=4),
+    schedule_to_start=_ANSWER,
+    heartbeat=timedelta(seconds=2),
+)
+RESTORE_FROM_STORAGE = CallOptions(
+    # All machines read at once, at what the storage gives; heartbeats tell a dead agent at once,
+    # and a read that hangs is given up by the agent when the spec says.
+    start_to_close=timedelta(hours=6),
+    schedule_to_close=timedelta(hours=12),
+    schedule_to_start=_ANSWER,
+    heartbeat=timedelta(seconds=2),
+)
 START = CallOptions(
     # A fork takes milliseconds; a cold interpreter, or a pre-warm still under way, a minute.
     start_to_close=timedelta(minutes=2),

@@ -20,6 +20,7 @@ from everstep.core.model import (
     StartReport,
     StepSeen,
     StopOrder,
+    StorageReport,
 )
 from everstep.workflows.messages import AwaitStep, EvictOrder
 
@@ -36,6 +37,11 @@ class MachinePort(ABC):
     @abstractmethod
     async def restore(self, order: RestoreOrder) -> RestoreReport:
         """Fetch missing shards; a second call fetches what is still missing."""
+
+    @activity.defn(name="machine.look_at_storage")
+    @abstractmethod
+    async def look_at_storage(self) -> StorageReport:
+        """See what is in storage; a second call looks again."""
 
     @activity.defn(name="machine.start")
     @abstractmethod

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 from temporalio import workflow
@@ -97,15 +97,28 @@ async def restore(job: JobInput, assignment: Assignment, plan: RestorePlan) -> N
         )
         refusals.extend(Refusal(info.machine, f"rank {r}: {why}") for r, why in report.failed)
 
-    refusals.extend(await _all_of([(info.machine, one(info)) for info in pulling]))
+    refusals.extend(await all_of([(info.machine, one(info)) for info in pulling]))
     if refusals:
         raise MachinesRefusedError(refusals)
 
 
 async def start(
-    job: JobInput, assignment: Assignment, backup: BackupPlan, restore_step: int
+    job: JobInput,
+    assignment: Assignment,
+    backup: BackupPlan,
+    restore_step: int,
+    run: str = "",
+    stored: str = "",
 ) -> None:
     """Start every rank of the assignment from `restore_step`.
+
+    Args:
+        job: The job.
+        assignment: Who runs what.
+        backup: Who keeps whose copy.
+        restore_step: Where to start.
+        run: The job's run.
+        stored: The checkpoint in storage that ranks read it from, or empty.
 
     Raises:
         MachinesRefusedError: Some machine could not.
@@ -114,14 +127,16 @@ async def start(
     async def one(slot: int, info: MachineInfo) -> None:
         await workflow.execute_activity_method(
             MachinePort.start,
-            start_order(job, assignment, backup, slot, restore_step),
+            replace(
+                start_order(job, assignment, backup, slot, restore_step), run=run, stored=stored
+            ),
             **options.START.config(
                 f"start attempt {assignment.attempt} on {info.machine} from step {restore_step}",
                 names.machine_queue(job.spec.name, info.machine),
             ),
         )
 
-    refusals = await _all_of(
+    refusals = await all_of(
         [(info.machine, one(slot, info)) for slot, info in enumerate(assignment.slots)]
     )
     if refusals:
@@ -169,7 +184,7 @@ async def await_step(
     )
 
 
-async def _all_of(calls: Sequence[tuple[str, Awaitable[None]]]) -> list[Refusal]:
+async def all_of(calls: Sequence[tuple[str, Awaitable[None]]]) -> list[Refusal]:
     """Run all calls to their ends, side by side, and list those that failed."""
     results = await asyncio.gather(*(call for _, call in calls), return_exceptions=True)
     refusals: list[Refusal] = []

@@ -65,6 +65,7 @@ class RunOptions:
         temporal_port: Wanted port of the Temporal server, or None.
         ui_port: Wanted port of its web UI, or None.
         metrics: Whether agents and the analyzer serve Prometheus metrics.
+        from_scratch: Whether checkpoints of earlier runs in storage are to be ignored.
     """
 
     folder: RunFolder
@@ -72,6 +73,7 @@ class RunOptions:
     temporal_port: int | None
     ui_port: int | None
     metrics: bool = False
+    from_scratch: bool = False
 
 
 class Narrator(Protocol):
@@ -258,7 +260,10 @@ class LocalRun:
             try:
                 return await client.start_workflow(
                     RunJob.run,
-                    args=[JobInput(spec, version, str(code)), None],
+                    args=[
+                        JobInput(spec, version, str(code), self._options.from_scratch),
+                        None,
+                    ],
                     id=workflow_id,
                     task_queue=names.CONTROLLER_QUEUE,
                     task_timeout=workflow_options.WORKFLOW_TASK_TIMEOUT,
@@ -347,6 +352,16 @@ class LocalRun:
                 slots=list(slots),
                 standbys=[info.machine for info in status.pool],
                 evicted=list(status.evicted),
+                notes=[[note.at_s, note.text] for note in status.notes],
+                noted=[
+                    {
+                        "symptom": alert.symptom,
+                        "at_s": alert.at_s,
+                        "machine": alert.machine,
+                        "detail": alert.detail,
+                    }
+                    for alert in status.noted
+                ],
             )
 
     async def _result(self, handle: WorkflowHandle[RunJob, JobResult]) -> JobResult:
@@ -381,10 +396,16 @@ class LocalRun:
     ) -> None:
         """Tell of incidents as they go, and of agents that end before they could join."""
         phase = ""
+        told: set[str] = set()
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
             try:
                 status = await handle.query(RunJob.status)
+                noted = [note.text for note in status.notes] + [a.detail for a in status.noted]
+                for text in noted:
+                    if text not in told:
+                        told.add(text)
+                        self._narrator.say(text)
                 if status.phase != phase and status.phase == "training":
                     self._narrator.say("all ranks are started; the first step takes longest")
                     self._plan.reached(0)
