@@ -52,8 +52,39 @@ class Rung(StrEnum):
     """One step of the escalation ladder."""
 
     EVICT = "evict"
+    CHECKS = "checks"
     REATTEMPT = "reattempt"
+    ROLLBACK = "rollback"
+    REPLAY = "replay"
     PAGE = "page"
+
+
+class Mode(StrEnum):
+    """How a rung may be performed: by itself, after a person's word, or not at all.
+
+    An observed rung is noted with what it would have done, and the ladder goes on to the next.
+    """
+
+    OBSERVE = "observe"
+    APPROVE = "approve"
+    AUTOMATIC = "automatic"
+
+
+class ClimbOutcome(StrEnum):
+    """What a rung brought, as far as it can be said before the restart that follows it."""
+
+    DONE = "done"
+    """Performed; whether it helped is told by what happens after the restart."""
+    FOUND = "found"
+    """Tests named machines."""
+    PASSED = "passed"
+    """Every test passed on every machine, or the failure did not show again."""
+    COULD_NOT_TELL = "could_not_tell"
+    """Tests named nobody, and not all of them could be told."""
+    OBSERVED = "observed"
+    """Not performed: the rung's mode is observe."""
+    DENIED = "denied"
+    """Not performed: a person said no."""
 
 
 class Outcome(StrEnum):
@@ -290,6 +321,101 @@ class StartReport:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckOrder:
+    """One test for one machine to take part in, while no rank of the job runs.
+
+    Attributes:
+        check: "gpu", "machine" (all links inside it), "links" (between `machines`), "bitwise", or
+            "replay" (the job itself, made small, on `machines`).
+        attempt: The newest attempt; a machine that serves a newer one refuses.
+        incident: The incident that asks.
+        round: Counts the test's rounds within the incident, from 1; with the incident and the
+            check, what makes the order idempotent.
+        symptom: What is being looked for.
+        machines: Who takes part together, this machine included, in the order of their ranks; the
+            first one's rendezvous port is the meeting point.
+        timeout_s: After how long it has to be over.
+        layers: For "replay": number of layers to build, or None for the script's own.
+        steps: For "replay": number of steps to run.
+        repeats: For "replay": how often to run them; one failure is enough.
+        seed: For "replay": for the data, the same on every group.
+        code_directory: For "replay": where the code lies on the machine.
+    """
+
+    check: str
+    attempt: int
+    incident: int
+    round: int
+    symptom: Symptom
+    machines: tuple[MachineInfo, ...]
+    timeout_s: float
+    layers: int | None = None
+    steps: int = 1
+    repeats: int = 1
+    seed: int = 0
+    code_directory: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """What one machine says of one test, about itself or about what it saw of its peers.
+
+    Attributes:
+        machine: Who says it.
+        check: Which test.
+        verdict: Could-not-tell where the test could not be run to its end.
+        detail: One sentence with what decided.
+        digest: Hash of what was computed, where machines are compared ("bitwise", "replay").
+        peers: The other machines that took part.
+        took_s: How long it took.
+    """
+
+    machine: str
+    check: str
+    verdict: Verdict
+    detail: str
+    digest: str = ""
+    peers: tuple[str, ...] = ()
+    took_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class CodeVersion:
+    """One version of the job's code, and what became of it.
+
+    Attributes:
+        version: Identifier, which follows from its content.
+        directory: Where it lies on every machine.
+        proven: Whether it has made a healthy step.
+        failed: Why it was taken out; empty while it was not.
+    """
+
+    version: str
+    directory: str
+    proven: bool = False
+    failed: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class MachineHistory:
+    """What is remembered of one machine across incidents.
+
+    Attributes:
+        machine: Its name.
+        evictions: How often it was evicted.
+        last_evicted_s: When last.
+        last_reason: Why last.
+        admitted: Number of evictions that a person has pardoned: it may join again after them.
+    """
+
+    machine: str
+    evictions: int
+    last_evicted_s: float
+    last_reason: str
+    admitted: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class RanksFinished:
     """All ranks of one machine ended with exit code 0 in this attempt."""
 
@@ -379,13 +505,25 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Climb:
-    """A rung that was performed, with what led to it and what it cost."""
+    """A rung that was climbed, with what led to it and what it brought.
+
+    Attributes:
+        rung: Which one.
+        reason: One sentence.
+        machines: Machines that it evicted, or that its tests named.
+        attempt: The attempt that had failed.
+        at_s: When.
+        outcome: What it brought.
+        suspects: Machines at which the evidence pointed when it was chosen.
+    """
 
     rung: Rung
     reason: str
     machines: tuple[str, ...]
     attempt: int
     at_s: float
+    outcome: ClimbOutcome = ClimbOutcome.DONE
+    suspects: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,8 @@ from abc import ABC, abstractmethod
 from temporalio import activity
 
 from everstep.core.model import (
+    CheckOrder,
+    CheckResult,
     IncidentRecord,
     MachineReport,
     RestoreOrder,
@@ -41,6 +43,15 @@ class MachinePort(ABC):
     @abstractmethod
     async def start(self, order: StartOrder) -> StartReport:
         """Start the ranks of an attempt; a second call returns the first report."""
+
+
+class CheckPort(ABC):
+    """Tests of machines between two attempts, carried out by their agents on their own queues."""
+
+    @activity.defn(name="machine.check")
+    @abstractmethod
+    async def check(self, order: CheckOrder) -> CheckResult:
+        """Take part in a test; a second call returns the first result or takes part again."""
 
 
 class ClusterPort(ABC):
