@@ -87,6 +87,15 @@ class ClimbOutcome(StrEnum):
     """Not performed: a person said no."""
 
 
+class Check(StrEnum):
+    """One stop-time check: what a machine does to itself, or with others, while nothing trains."""
+
+    GPU = "gpu"
+    MACHINE = "machine"
+    LINKS = "links"
+    BITWISE = "bitwise"
+
+
 class Outcome(StrEnum):
     """How an incident stands or ended."""
 
@@ -267,6 +276,60 @@ class RestoreReport:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckOrder:
+    """Check a machine on which no ranks run.
+
+    Attributes:
+        attempt: The attempt that was stopped.
+        check: What to check.
+        deadline_s: How long the check may take, > 0; whatever runs then is killed.
+        peers: For `links` only: the machines that meet, this one among them, in an order that all
+            of them are given. The first one hosts the store in which they meet.
+        number: Tells apart checks of one attempt that are alike; 0, 1, ...
+        model: For `bitwise` only: the kind of the job's model, `dense` or `moe`.
+        device: `cpu` or `cuda`; empty: the GPUs if torch finds any, else the CPU.
+    """
+
+    attempt: int
+    check: Check
+    deadline_s: float
+    peers: tuple[MachineInfo, ...] = ()
+    number: int = 0
+    model: str = "dense"
+    device: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """What a check found on one machine.
+
+    Attributes:
+        machine: Who was checked.
+        check: What was checked.
+        verdict: What it says. For `links`, faulty means that this group of machines failed, not
+            that this machine did; for `bitwise`, healthy means no more than that there is a digest.
+        detail: One sentence with what decided.
+        digest: For `bitwise`: SHA-256 over outputs and gradients of all ranks of the machine;
+            empty when there is none.
+        peers: For `links`: the machines that could not be reached or sent wrong content, sorted.
+        took_s: How long it took.
+        device: What was checked, `cpu` or `cuda`; empty when nothing was.
+        figures: What was measured, by name with unit, the worst of the machine's ranks; to be held
+            against the other machines' (`core.checks.slower_than_peers`).
+    """
+
+    machine: str
+    check: Check
+    verdict: Verdict
+    detail: str
+    digest: str = ""
+    peers: tuple[str, ...] = ()
+    took_s: float = 0.0
+    device: str = ""
+    figures: tuple[tuple[str, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class RankStart:
     """One rank to start.
 
@@ -318,101 +381,6 @@ class StartReport:
     machine: str
     pids: tuple[int, ...]
     prewarmed: bool
-
-
-@dataclass(frozen=True, slots=True)
-class CheckOrder:
-    """One test for one machine to take part in, while no rank of the job runs.
-
-    Attributes:
-        check: "gpu", "machine" (all links inside it), "links" (between `machines`), "bitwise", or
-            "replay" (the job itself, made small, on `machines`).
-        attempt: The newest attempt; a machine that serves a newer one refuses.
-        incident: The incident that asks.
-        round: Counts the test's rounds within the incident, from 1; with the incident and the
-            check, what makes the order idempotent.
-        symptom: What is being looked for.
-        machines: Who takes part together, this machine included, in the order of their ranks; the
-            first one's rendezvous port is the meeting point.
-        timeout_s: After how long it has to be over.
-        layers: For "replay": number of layers to build, or None for the script's own.
-        steps: For "replay": number of steps to run.
-        repeats: For "replay": how often to run them; one failure is enough.
-        seed: For "replay": for the data, the same on every group.
-        code_directory: For "replay": where the code lies on the machine.
-    """
-
-    check: str
-    attempt: int
-    incident: int
-    round: int
-    symptom: Symptom
-    machines: tuple[MachineInfo, ...]
-    timeout_s: float
-    layers: int | None = None
-    steps: int = 1
-    repeats: int = 1
-    seed: int = 0
-    code_directory: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class CheckResult:
-    """What one machine says of one test, about itself or about what it saw of its peers.
-
-    Attributes:
-        machine: Who says it.
-        check: Which test.
-        verdict: Could-not-tell where the test could not be run to its end.
-        detail: One sentence with what decided.
-        digest: Hash of what was computed, where machines are compared ("bitwise", "replay").
-        peers: The other machines that took part.
-        took_s: How long it took.
-    """
-
-    machine: str
-    check: str
-    verdict: Verdict
-    detail: str
-    digest: str = ""
-    peers: tuple[str, ...] = ()
-    took_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class CodeVersion:
-    """One version of the job's code, and what became of it.
-
-    Attributes:
-        version: Identifier, which follows from its content.
-        directory: Where it lies on every machine.
-        proven: Whether it has made a healthy step.
-        failed: Why it was taken out; empty while it was not.
-    """
-
-    version: str
-    directory: str
-    proven: bool = False
-    failed: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class MachineHistory:
-    """What is remembered of one machine across incidents.
-
-    Attributes:
-        machine: Its name.
-        evictions: How often it was evicted.
-        last_evicted_s: When last.
-        last_reason: Why last.
-        admitted: Number of evictions that a person has pardoned: it may join again after them.
-    """
-
-    machine: str
-    evictions: int
-    last_evicted_s: float
-    last_reason: str
-    admitted: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from everstep.core.model import (
     StepSeen,
     StopOrder,
 )
+from everstep.core.trial import ReplayOrder, ReplayReport
 from everstep.workflows.messages import AwaitStep, EvictOrder
 
 
@@ -46,12 +47,17 @@ class MachinePort(ABC):
 
 
 class CheckPort(ABC):
-    """Tests of machines between two attempts, carried out by their agents on their own queues."""
+    """Tests of a machine between two attempts, carried out by its agent on its own task queue."""
 
     @activity.defn(name="machine.check")
     @abstractmethod
     async def check(self, order: CheckOrder) -> CheckResult:
-        """Take part in a test; a second call returns the first result or takes part again."""
+        """Check the machine; a second call returns the first result, or checks again."""
+
+    @activity.defn(name="machine.replay")
+    @abstractmethod
+    async def replay(self, order: ReplayOrder) -> ReplayReport:
+        """Take part in a trial of a small job; a second call returns the first report."""
 
 
 class ClusterPort(ABC):
