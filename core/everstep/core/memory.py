@@ -60,9 +60,7 @@ def after_eviction(
 ) -> list[MachineHistory]:
     """The histories with one eviction more; the machine that was evicted last comes last."""
     before = history_of(known, machine)
-    now = replace(
-        before, evictions=before.evictions + 1, last_evicted_s=at_s, last_reason=reason
-    )
+    now = replace(before, evictions=before.evictions + 1, last_evicted_s=at_s, last_reason=reason)
     return [*(h for h in known if h.machine != machine), now][-MAX_MACHINES:]
 
 

@@ -1,4 +1,4 @@
-"""Dual-phase replay: which machines run the job, made small, together, until the faulty one is named.
+"""Dual-phase replay: which machines run the job, made small, until the faulty one is named.
 
 Called by the incident workflow when stop-time checks, a reattempt and a rollback have not helped,
 and by `everstep plan --replay`. The caller makes the trials; this module only says which, and what
@@ -191,9 +191,7 @@ def _one_by_one(scheme: Scheme, reading: Reading) -> Round | None:
     return Round(tuple(groups), "one by one, among cleared machines")
 
 
-def _cut_differently(
-    scheme: Scheme, reading: Reading, rounds: Sequence[Sequence[Trial]]
-) -> Round:
+def _cut_differently(scheme: Scheme, reading: Reading, rounds: Sequence[Sequence[Trial]]) -> Round:
     """All machines that are not faulty, each in the company of some that it has not met yet.
 
     For the case that no machine is cleared: two faulty ones that meet clear all the others' groups.
