@@ -24,6 +24,9 @@ CONNECTION_WORDS = (
 )
 """What gloo and NCCL print on the ranks that only lost a peer."""
 
+SENT_BY_OTHERS = (signal.SIGKILL, signal.SIGTERM)
+"""Signals that no program raises by a fault of its own or of its machine."""
+
 WORDS_LINES = 10
 WORDS_LINE_CHARS = 200
 """Enough for the end of a traceback; the record of an incident travels through histories."""
@@ -91,7 +94,8 @@ def _from_exits(failed: Sequence[RankExit]) -> Finding:
     if first.signal is None and not first.step and not blames_connection(first):
         # An error of its own before any step: the code is accused, and no machine for running it.
         return Finding(Symptom.CODE_ERROR, (), (first.rank,), False, reason)
-    return Finding(Symptom.PROCESS_CRASH, (first.machine,), (first.rank,), False, reason)
+    killed = first.signal in SENT_BY_OTHERS
+    return Finding(Symptom.PROCESS_CRASH, (first.machine,), (first.rank,), False, reason, killed)
 
 
 def blames_connection(rank_exit: RankExit) -> bool:

@@ -462,6 +462,7 @@ class Finding:
         ranks: Ranks that the evidence points at, sorted.
         confident: Whether it is a high-confidence, machine-specific fault.
         reason: One sentence with the evidence that decided.
+        killed: Whether a signal that others send (SIGKILL, SIGTERM) ended the first rank.
     """
 
     symptom: Symptom
@@ -469,6 +470,7 @@ class Finding:
     ranks: tuple[int, ...]
     confident: bool
     reason: str
+    killed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -482,6 +484,7 @@ class Climb:
         attempt: The attempt that had failed.
         at_s: When.
         outcome: What it brought.
+        symptom: The failure that it answered; None in records of older versions.
         suspects: Machines at which the evidence pointed when it was chosen.
     """
 
@@ -491,6 +494,7 @@ class Climb:
     attempt: int
     at_s: float
     outcome: ClimbOutcome = ClimbOutcome.DONE
+    symptom: Symptom | None = None
     suspects: tuple[str, ...] = ()
 
 
