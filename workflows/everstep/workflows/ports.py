@@ -12,6 +12,8 @@ from abc import ABC, abstractmethod
 from temporalio import activity
 
 from everstep.core.model import (
+    CheckOrder,
+    CheckResult,
     IncidentRecord,
     MachineReport,
     RestoreOrder,
@@ -21,6 +23,7 @@ from everstep.core.model import (
     StepSeen,
     StopOrder,
 )
+from everstep.core.trial import ReplayOrder, ReplayReport
 from everstep.workflows.messages import AwaitStep, EvictOrder
 
 
@@ -41,6 +44,20 @@ class MachinePort(ABC):
     @abstractmethod
     async def start(self, order: StartOrder) -> StartReport:
         """Start the ranks of an attempt; a second call returns the first report."""
+
+
+class CheckPort(ABC):
+    """Tests of a machine between two attempts, carried out by its agent on its own task queue."""
+
+    @activity.defn(name="machine.check")
+    @abstractmethod
+    async def check(self, order: CheckOrder) -> CheckResult:
+        """Check the machine; a second call returns the first result, or checks again."""
+
+    @activity.defn(name="machine.replay")
+    @abstractmethod
+    async def replay(self, order: ReplayOrder) -> ReplayReport:
+        """Take part in a trial of a small job; a second call returns the first report."""
 
 
 class ClusterPort(ABC):
