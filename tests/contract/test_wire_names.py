@@ -47,6 +47,7 @@ def test_activity_names_are_pinned() -> None:
         "analysis.await_step",
         "archive.save_incident",
         "cluster.evict",
+        "machine.check",
         "machine.restore",
         "machine.start",
         "machine.stop",

@@ -12,6 +12,9 @@ from dataclasses import dataclass, field
 
 from everstep.core.errors import PermanentError, StaleAttempt
 from everstep.core.model import (
+    Check,
+    CheckOrder,
+    CheckResult,
     MachineInfo,
     MachineReport,
     RankExit,
@@ -22,6 +25,7 @@ from everstep.core.model import (
     StartReport,
     StepSeen,
     StopOrder,
+    Verdict,
 )
 from everstep.core.progress import StepBoard
 
@@ -81,6 +85,13 @@ class FakeMachine:
         self.copies: dict[int, int] = {}
         self.exits: list[RankExit] = []
         self.refuses_to_start = False
+        self.finds: dict[Check, Verdict] = {}
+        """What checks say, where it is not "healthy"."""
+        self.arithmetic = "right"
+        """What its bitwise digest is made of."""
+        self.bad_links: set[str] = set()
+        """Machines to which its links are bad."""
+        self._checked: dict[CheckOrder, CheckResult] = {}
         self._stopped: dict[int, MachineReport] = {}
         self._started: dict[int, StartReport] = {}
         world.machines[name] = self
@@ -134,6 +145,26 @@ class FakeMachine:
             self._started[order.attempt] = StartReport(self.name, (1,) * len(order.ranks), True)
             await self._train_when_complete(order)
         return self._started[order.attempt]
+
+    async def check(self, order: CheckOrder) -> CheckResult:
+        self._refuse_stale(order.attempt)
+        if order.attempt == self.attempt and self.running:
+            raise PermanentError(f"ranks of attempt {order.attempt} run here: stop them first")
+        if order not in self._checked:
+            self.world.effects.append(Effect(f"check.{order.check}", self.name, order.attempt))
+            bad = {
+                info.machine
+                for info in order.peers
+                if info.machine in self.bad_links
+                or self.name in self.world.machines[info.machine].bad_links
+            }
+            verdict = Verdict.FAULTY if bad else self.finds.get(order.check, Verdict.HEALTHY)
+            digest = self.arithmetic if order.check is Check.BITWISE else ""
+            self._checked[order] = CheckResult(
+                self.name, order.check, verdict, f"{order.check}: {verdict}", digest,
+                tuple(sorted(bad)), device="cpu",
+            )  # fmt: skip
+        return self._checked[order]
 
     async def _train_when_complete(self, order: StartOrder) -> None:
         started = [m for m, a in self.world.done("start") if a == order.attempt]

@@ -28,6 +28,8 @@ class MachineConfig:
         backup_timeout_s: How long a step may wait for its copy on the other machine, > 0.
         backup_bytes_per_s: How much backup traffic the machine may send, > 0, or None for no limit.
         prewarm_timeout_s: How long imports may take before ranks start as fresh programs, > 0.
+        faults_directory: Where faults lie that a run asked for (`everstep.selfcheck.faults`), or
+            None, so that no rank and no check ever looks for one.
     """
 
     job: str
@@ -45,6 +47,7 @@ class MachineConfig:
     backup_timeout_s: float = 30.0
     backup_bytes_per_s: float | None = None
     prewarm_timeout_s: float = 300.0
+    faults_directory: Path | None = None
 
     @property
     def owner(self) -> str:

@@ -48,6 +48,8 @@ def machine_environment(base: Mapping[str, str], config: MachineConfig) -> dict[
         names.ENV_PARALLELISM: config.parallelism,
         **config.environment,
     }
+    if config.faults_directory is not None:
+        shared[names.ENV_FAULTS] = str(config.faults_directory)
     return {**shared, ENV_OWNER: config.owner}
 
 

@@ -9,6 +9,7 @@ import contextlib
 import logging
 import os
 import socket
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -98,6 +99,18 @@ class Launcher:
         variables = environment.machine_environment(os.environ, self._config)
         directory = str(self._config.directory)
         return self._fork("store", [], directory, variables, log, listener.fileno(), on_end)
+
+    def start_check(
+        self,
+        argv: list[str],
+        variables: Mapping[str, str],
+        pipe: int,
+        log: Path,
+        on_end: OnEnd,
+    ) -> int:
+        """Start one program of a check, which answers through this pipe; otherwise as a rank."""
+        environ = {**environment.machine_environment(os.environ, self._config), **variables}
+        return self._fork("check", argv, str(self._config.directory), environ, log, pipe, on_end)
 
     def kill(self) -> None:
         """Kill ranks, stores, and everything that they started, wherever it hides.

@@ -14,14 +14,17 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from everstep.agent.attempt import Attempt, Surroundings
+from everstep.agent.checks.checker import Checker
 from everstep.agent.config import MachineConfig
 from everstep.agent.journal import Journal
 from everstep.agent.launcher import Launcher
 from everstep.agent.nursery import Readiness
 from everstep.agent.shards import ShardStore
 from everstep.agent.transfer import BackupSender, TransferServer, pull
-from everstep.core.errors import EverstepError, StaleAttempt, TransientError
+from everstep.core.errors import EverstepError, PermanentError, StaleAttempt, TransientError
 from everstep.core.model import (
+    CheckOrder,
+    CheckResult,
     MachineEvent,
     MachineInfo,
     MachineReport,
@@ -71,6 +74,8 @@ class Machine:
         self._attempt = -1
         self._started: StartReport | None = None
         self._stopped: MachineReport | None = None
+        # The newest check, so that a second call for it does not check again.
+        self._checked: tuple[CheckOrder, CheckResult] | None = None
 
     async def open(self) -> MachineInfo:
         """Begin to serve: end what an earlier agent left behind, listen, start to pre-warm.
@@ -122,6 +127,28 @@ class Machine:
             # Imports may take long, and a stop order must not have to wait for them.
             await asyncio.to_thread(self._launcher.wait_ready)
         return await self._serve(self._start(order))
+
+    async def check(self, order: CheckOrder) -> CheckResult:
+        """Check this machine while no ranks run; a second time, the first result.
+
+        Other than for other orders, whoever is cancelled here ends the check and all its programs.
+
+        Raises:
+            StaleAttempt: A newer attempt runs here.
+            PermanentError: The attempt's ranks still run, or the order is not for this machine.
+            TransientError: A process of an older attempt does not die.
+        """
+
+        async def alone() -> CheckResult:
+            async with self._one_order:
+                return await self._check(order)
+
+        task = asyncio.ensure_future(alone())
+        try:
+            return await asyncio.shield(task)
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
 
     async def close(self) -> None:
         """End everything on this machine.
@@ -230,6 +257,22 @@ class Machine:
         report = StartReport(self._config.machine, pids, readiness.prewarmed)
         self._attempt, self._started, self._stopped = order.attempt, report, None
         return report
+
+    async def _check(self, order: CheckOrder) -> CheckResult:
+        if self._checked is not None and self._checked[0] == order:
+            return self._checked[1]
+        if order.attempt < self._attempt:
+            raise StaleAttempt(order.attempt, self._attempt)
+        if order.attempt == self._attempt and self._started is not None:
+            raise PermanentError(f"ranks of attempt {order.attempt} run here: stop them first")
+        await self._end_ranks()
+        result = await Checker(self._config, self._launcher, self._rendezvous).check(order)
+        await self._note(
+            "checked", attempt=order.attempt, check=order.check, verdict=result.verdict,
+            detail=result.detail, took_s=result.took_s,
+        )  # fmt: skip
+        self._checked = order, result
+        return result
 
     def _prepare(self, order: StartOrder) -> Readiness:
         self._store.advance(order.attempt)

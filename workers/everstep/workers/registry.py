@@ -38,7 +38,7 @@ def agent(client: Client, job: str, name: str, machine: Machine) -> Worker:
     return Worker(
         client,
         task_queue=names.machine_queue(job, name),
-        activities=[activities.stop, activities.restore, activities.start],
+        activities=[activities.stop, activities.restore, activities.start, activities.check],
         # Orders to a machine come one at a time; two poll calls are enough to never miss one.
         max_concurrent_activity_task_polls=2,
         max_concurrent_activities=8,
