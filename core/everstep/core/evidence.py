@@ -143,11 +143,11 @@ def signal_name(number: int) -> str:
 def same_failure(one: Finding, other: Finding) -> bool:
     """Whether a failure after a recovery is the one that was recovered from, come back.
 
-    The same symptom on the same machine, or the same symptom with nobody standing out in either. A
-    different one is an incident of its own, with a ladder of its own.
+    The same symptom on the same machine, on the same rank wherever it runs now, or with nobody
+    standing out in either. A different one is an incident of its own, with a ladder of its own.
     """
     if one.symptom is not other.symptom:
         return False
     if not one.machines and not other.machines:
         return True
-    return bool(set(one.machines) & set(other.machines))
+    return bool({*one.machines} & {*other.machines} or {*one.ranks} & {*other.ranks})

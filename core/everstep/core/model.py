@@ -441,11 +441,13 @@ class Assignment:
         attempt: Number of the attempt.
         slots: Machines by slot; slot i runs ranks i * gpus_per_machine onwards.
         code_version: Identifier of the code that runs.
+        code_directory: Where it lies on every machine; empty: where the job began with it.
     """
 
     attempt: int
     slots: tuple[MachineInfo, ...]
     code_version: str
+    code_directory: str = ""
 
     def machine_names(self) -> list[str]:
         """The assigned machines' names, by slot."""
