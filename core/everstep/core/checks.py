@@ -175,9 +175,7 @@ class Ending:
         return Answer(verdict, f"the program{where} {how}")
 
 
-def judge(
-    order: CheckOrder, machine: str, endings: Sequence[Ending], took_s: float
-) -> CheckResult:
+def judge(order: CheckOrder, machine: str, endings: Sequence[Ending], took_s: float) -> CheckResult:
     """What all programs of a machine's check say together.
 
     One that is faulty makes the machine faulty, and one that could not tell makes it unobservable.
@@ -258,7 +256,9 @@ def judge_toolkit(text: str) -> Answer:
         tests = list(_toolkit_tests(json.loads(text[text.index("{") : text.rindex("}") + 1])))
     except (ValueError, KeyError, TypeError, AttributeError):
         return Answer(Verdict.UNOBSERVABLE, f"dcgmi cannot be understood: {text.strip()[:200]!r}")
-    failed = [f"{name} failed on {who}{why}" for name, who, status, why in tests if status == "fail"]
+    failed = [
+        f"{name} failed on {who}{why}" for name, who, status, why in tests if status == "fail"
+    ]
     if failed:
         return Answer(Verdict.FAULTY, f"dcgmi: {'; '.join(failed[:3])}")
     if not any(status == "pass" for _, _, status, _ in tests):
@@ -270,9 +270,7 @@ def judge_toolkit(text: str) -> Answer:
 
 def _toolkit_tests(report: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
     [diagnostic] = [
-        part
-        for part in report.values()
-        if isinstance(part, dict) and "test_categories" in part
+        part for part in report.values() if isinstance(part, dict) and "test_categories" in part
     ]
     return [
         (

@@ -50,7 +50,9 @@ def _broken(settings: ProgramSettings, error: RuntimeError) -> Answer:
         raise error
     others = tuple(sorted({*settings.machines} - {settings.machine}))
     told = str(error).strip().splitlines()[0]
-    return Answer(Verdict.FAULTY, f"the exchange with {', '.join(others)} failed: {told}", "", others)
+    return Answer(
+        Verdict.FAULTY, f"the exchange with {', '.join(others)} failed: {told}", "", others
+    )
 
 
 def _exchange(settings: ProgramSettings, meeting: Meeting, device: torch.device) -> Answer:

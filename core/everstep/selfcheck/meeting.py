@@ -92,9 +92,7 @@ class Meeting:
             store: dist.Store = dist.FileStore(settings.store, self.world_size)
         else:
             try:
-                store = dist.TCPStore(
-                    host, int(port), None, False, limit, wait_for_workers=False
-                )
+                store = dist.TCPStore(host, int(port), None, False, limit, wait_for_workers=False)
             except RuntimeError as error:
                 first = settings.machines[0]
                 others = tuple(sorted({*settings.machines} - {settings.machine}))
