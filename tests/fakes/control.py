@@ -129,6 +129,14 @@ class Control:
                 raise AssertionError(f"attempt {attempt} never started: {self.world.effects}")
             await asyncio.sleep(0.01)
 
+    async def until_phase(self, phase: str) -> None:
+        """Wait until the job says that it is in this phase."""
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + PATIENCE_S
+        while (seen := (await self.status()).phase) != phase:
+            assert loop.time() < deadline_s, f"{phase} never came: {seen}"
+            await asyncio.sleep(0.02)
+
     async def until(self, holds: Callable[[IncidentRecord], bool], incident: int = 1) -> None:
         """Wait until an incident's record satisfies a condition."""
         loop = asyncio.get_running_loop()

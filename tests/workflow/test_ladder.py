@@ -206,7 +206,7 @@ async def test_machine_evicted_twice_joins_only_by_a_persons_word(temporal_addre
         await control.join("m1")  # repaired, says its self-check
         await control.until(lambda r: r.first_step_at_s is not None)
         await world.advance(2, 20)
-        await control.until(lambda r: r.outcome is Outcome.RECOVERED)
+        await control.until_phase("training")
         await control.lose("m1")
         await control.until(lambda r: r.outcome is Outcome.HELD, 2)
         await control.join("m1")
