@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from abc import ABC
 
-from everstep.activities import analysis, archive, local_cluster, machine
+from everstep.activities import analysis, archive, checks, local_cluster, machine
 from everstep.core import names
 from everstep.workflows import ports, story
 from everstep.workflows.incident import ResolveIncident
@@ -13,6 +13,7 @@ from everstep.workflows.job import RunJob
 
 IMPLEMENTATIONS = {
     ports.MachinePort: machine.MachineActivities,
+    ports.CheckPort: checks.CheckActivities,
     ports.ClusterPort: local_cluster.LocalCluster,
     ports.AnalysisPort: analysis.AnalysisActivities,
     ports.ArchivePort: archive.FileArchive,
@@ -48,6 +49,7 @@ def test_activity_names_are_pinned() -> None:
         "archive.save_incident",
         "cluster.evict",
         "machine.check",
+        "machine.replay",
         "machine.restore",
         "machine.start",
         "machine.stop",

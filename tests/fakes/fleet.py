@@ -28,6 +28,7 @@ from everstep.core.model import (
     Verdict,
 )
 from everstep.core.progress import StepBoard
+from everstep.core.trial import ReplayOrder, ReplayReport
 
 
 @dataclass
@@ -89,6 +90,8 @@ class FakeMachine:
         """What checks say, where it is not "healthy"."""
         self.arithmetic = "right"
         """What its bitwise digest is made of."""
+        self.replays = Verdict.HEALTHY
+        """What it says of each trial that it takes part in."""
         self.bad_links: set[str] = set()
         """Machines to which its links are bad."""
         self._checked: dict[CheckOrder, CheckResult] = {}
@@ -165,6 +168,11 @@ class FakeMachine:
                 tuple(sorted(bad)), device="cpu",
             )  # fmt: skip
         return self._checked[order]
+
+    async def replay(self, order: ReplayOrder) -> ReplayReport:
+        self._refuse_stale(order.attempt)
+        self.world.effects.append(Effect("replay", self.name, order.attempt))
+        return ReplayReport(self.name, self.replays, f"replay: {self.replays}")
 
     async def _train_when_complete(self, order: StartOrder) -> None:
         started = [m for m, a in self.world.done("start") if a == order.attempt]

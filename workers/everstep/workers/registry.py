@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Protocol
 
 from temporalio.client import Client
 from temporalio.worker import Worker
 
 from everstep.activities.analysis import AnalysisActivities, Progress
 from everstep.activities.archive import FileArchive
+from everstep.activities.checks import CheckActivities, Checked
 from everstep.activities.local_cluster import LocalCluster
 from everstep.activities.machine import Machine, MachineActivities
 from everstep.core import names
@@ -32,13 +34,24 @@ def controller(client: Client, cluster: LocalCluster, archive: FileArchive) -> W
     )
 
 
-def agent(client: Client, job: str, name: str, machine: Machine) -> Worker:
+class Agent(Machine, Checked, Protocol):
+    """All that a machine offers."""
+
+
+def agent(client: Client, job: str, name: str, machine: Agent) -> Worker:
     """Orders to one machine."""
     activities = MachineActivities(machine)
+    checks = CheckActivities(machine)
     return Worker(
         client,
         task_queue=names.machine_queue(job, name),
-        activities=[activities.stop, activities.restore, activities.start, activities.check],
+        activities=[
+            activities.stop,
+            activities.restore,
+            activities.start,
+            checks.check,
+            checks.replay,
+        ],
         # Orders to a machine come one at a time; two poll calls are enough to never miss one.
         max_concurrent_activity_task_polls=2,
         max_concurrent_activities=8,
