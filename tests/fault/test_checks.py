@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -232,3 +234,22 @@ async def test_a_machine_that_trains_is_not_checked(tmp_path: Path) -> None:
         await rig.machine.stop(StopOrder(2))
         with pytest.raises(StaleAttempt):
             await rig.machine.check(order(Check.GPU, 0))
+
+
+def test_the_command_never_takes_a_missing_torch_for_health(tmp_path: Path) -> None:
+    environment = without_torch(tmp_path)
+    (tmp_path / "no-torch" / "torch.py").write_text("raise ImportError('no torch here')\n")
+    paths = os.pathsep.join([environment["PYTHONPATH"], *sys.path])
+    done = subprocess.run(
+        [sys.executable, "-m", "everstep.cli.main", "check", "--json", "--deep", "--gpus", "0"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": paths},
+    )
+    said = json.loads(done.stdout)
+    deep = {i["item"]: i for i in said["inspections"] if i["item"].startswith("deep.")}
+    assert deep.keys() == {"deep.gpu", "deep.machine", "deep.bitwise"}
+    assert {i["verdict"] for i in deep.values()} == {"unobservable"}, deep
+    assert "no torch here" in deep["deep.gpu"]["detail"]
+    assert "checking: products, memory, bandwidth" in done.stderr

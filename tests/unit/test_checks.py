@@ -14,6 +14,7 @@ from everstep.core.checks import (
     ProgramSettings,
     began,
     judge,
+    judge_twice,
     reference_sizes,
     slower_than_peers,
 )
@@ -89,6 +90,14 @@ def test_a_digest_is_whole_and_of_all_ranks_in_order() -> None:
     assert digest(one, other) == digest(one, other) != ""
     assert digest(one, other) != digest(other, one)
     assert digest(one, GOOD) == ""
+
+
+def test_a_machine_alone_must_repeat_itself() -> None:
+    one = CheckResult("m1", Check.BITWISE, Verdict.HEALTHY, "one step", "aa")
+    lost = replace(one, verdict=Verdict.UNOBSERVABLE)
+    assert judge_twice(one, one).detail == "one step: the same bits twice"
+    assert judge_twice(one, replace(one, digest="bb")).verdict is Verdict.FAULTY
+    assert judge_twice(one, lost) == judge_twice(lost, one) == lost
 
 
 def test_links_that_never_return_accuse_all_the_others() -> None:

@@ -12,7 +12,7 @@ import json
 import signal
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from everstep.core.model import Check, CheckOrder, CheckResult, Verdict
@@ -198,6 +198,16 @@ def judge(order: CheckOrder, machine: str, endings: Sequence[Ending], took_s: fl
         device=devices[0] if len(devices) == 1 else "",
         figures=_worst_figures(found),
     )
+
+
+def judge_twice(first: CheckResult, again: CheckResult) -> CheckResult:
+    """The bitwise test of a machine that has no others to be held against: it must repeat itself."""
+    for result in (first, again):
+        if result.verdict is not Verdict.HEALTHY:
+            return result
+    if not first.digest or first.digest != again.digest:
+        return replace(first, verdict=Verdict.FAULTY, detail="computes other bits each time")
+    return replace(first, detail=f"{first.detail}: the same bits twice")
 
 
 def reference_sizes(num_ranks: int) -> tuple[int, int, int]:
