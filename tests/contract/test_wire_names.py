@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from abc import ABC
 
-from everstep.activities import analysis, archive, checks, local_cluster, machine
+from everstep.activities import analysis, archive, checks, local_cluster, machine, webhook
 from everstep.core import names
 from everstep.workflows import ports, story
 from everstep.workflows.incident import ResolveIncident
@@ -17,6 +17,7 @@ IMPLEMENTATIONS = {
     ports.ClusterPort: local_cluster.LocalCluster,
     ports.AnalysisPort: analysis.AnalysisActivities,
     ports.ArchivePort: archive.FileArchive,
+    ports.NotifyPort: webhook.Webhook,
 }
 
 
@@ -53,6 +54,7 @@ def test_activity_names_are_pinned() -> None:
         "machine.restore",
         "machine.start",
         "machine.stop",
+        "notify.page",
     ]
 
 
@@ -76,6 +78,7 @@ def test_workflow_signal_and_query_names_are_pinned() -> None:
     assert handlers(RunJob) == {
         "name": ["RunJob"],
         "signals": [
+            "admit",
             "assigned",
             "incident_closed",
             "machine_joined",
@@ -86,7 +89,7 @@ def test_workflow_signal_and_query_names_are_pinned() -> None:
     }
     assert handlers(ResolveIncident) == {
         "name": ["ResolveIncident"],
-        "signals": ["alerts", "approve", "job_finished", "machine_joined"],
+        "signals": ["alerts", "approve", "deny", "job_finished", "machine_joined"],
         "queries": ["record"],
     }
 

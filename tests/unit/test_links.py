@@ -35,6 +35,10 @@ def examine(
     return pairs, rounds
 
 
+def fails_with(*bad: str) -> Callable[[Pair], Verdict]:
+    return lambda pair: FAULTY if {*bad} & {*pair} else HEALTHY
+
+
 @pytest.mark.parametrize("count", [2, 3, 4, 5, 8, 31])
 def test_everybody_meets_both_neighbours(count: int) -> None:
     names = machines(count)
@@ -47,15 +51,12 @@ def test_everybody_meets_both_neighbours(count: int) -> None:
 @pytest.mark.parametrize("count", [4, 5, 8, 31])
 def test_every_bad_machine_is_named(count: int) -> None:
     for bad in machines(count):
-        found, _ = examine(
-            machines(count), lambda pair, bad=bad: FAULTY if bad in pair else HEALTHY
-        )
+        found, _ = examine(machines(count), fails_with(bad))
         assert found == LinksVerdict((bad,), (), ())
 
 
 def test_bad_neighbours_are_both_named() -> None:
-    bad = {"m2", "m3"}
-    found, _ = examine(machines(8), lambda pair: FAULTY if bad & {*pair} else HEALTHY)
+    found, _ = examine(machines(8), fails_with("m2", "m3"))
     assert found == LinksVerdict(("m2", "m3"), (), ())
 
 
@@ -74,7 +75,7 @@ def test_two_machines_that_fail_with_each_other_accuse_nobody() -> None:
 
 def test_three_machines_name_the_one_that_fails_with_both() -> None:
     # With three, the two others pass with each other.
-    found, _ = examine(machines(3), lambda pair: FAULTY if "m1" in pair else HEALTHY)
+    found, _ = examine(machines(3), fails_with("m1"))
     assert found == LinksVerdict(("m1",), (), ())
 
 

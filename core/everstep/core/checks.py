@@ -201,7 +201,7 @@ def judge(order: CheckOrder, machine: str, endings: Sequence[Ending], took_s: fl
 
 
 def judge_twice(first: CheckResult, again: CheckResult) -> CheckResult:
-    """The bitwise test of a machine that has no others to be held against: it must repeat itself."""
+    """The bitwise test of a machine with no others to be held against: it must repeat itself."""
     for result in (first, again):
         if result.verdict is not Verdict.HEALTHY:
             return result

@@ -24,6 +24,9 @@ CONNECTION_WORDS = (
 )
 """What gloo and NCCL print on the ranks that only lost a peer."""
 
+SENT_BY_OTHERS = (signal.SIGKILL, signal.SIGTERM)
+"""Signals that no program raises by a fault of its own or of its machine."""
+
 WORDS_LINES = 10
 WORDS_LINE_CHARS = 200
 """Enough for the end of a traceback; the record of an incident travels through histories."""
@@ -91,7 +94,8 @@ def _from_exits(failed: Sequence[RankExit]) -> Finding:
     if first.signal is None and not first.step and not blames_connection(first):
         # An error of its own before any step: the code is accused, and no machine for running it.
         return Finding(Symptom.CODE_ERROR, (), (first.rank,), False, reason)
-    return Finding(Symptom.PROCESS_CRASH, (first.machine,), (first.rank,), False, reason)
+    killed = first.signal in SENT_BY_OTHERS
+    return Finding(Symptom.PROCESS_CRASH, (first.machine,), (first.rank,), False, reason, killed)
 
 
 def blames_connection(rank_exit: RankExit) -> bool:
@@ -139,11 +143,11 @@ def signal_name(number: int) -> str:
 def same_failure(one: Finding, other: Finding) -> bool:
     """Whether a failure after a recovery is the one that was recovered from, come back.
 
-    The same symptom on the same machine, or the same symptom with nobody standing out in either. A
-    different one is an incident of its own, with a ladder of its own.
+    The same symptom on the same machine, on the same rank wherever it runs now, or with nobody
+    standing out in either. A different one is an incident of its own, with a ladder of its own.
     """
     if one.symptom is not other.symptom:
         return False
     if not one.machines and not other.machines:
         return True
-    return bool(set(one.machines) & set(other.machines))
+    return bool({*one.machines} & {*other.machines} or {*one.ranks} & {*other.ranks})

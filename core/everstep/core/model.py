@@ -441,11 +441,13 @@ class Assignment:
         attempt: Number of the attempt.
         slots: Machines by slot; slot i runs ranks i * gpus_per_machine onwards.
         code_version: Identifier of the code that runs.
+        code_directory: Where it lies on every machine; empty: where the job began with it.
     """
 
     attempt: int
     slots: tuple[MachineInfo, ...]
     code_version: str
+    code_directory: str = ""
 
     def machine_names(self) -> list[str]:
         """The assigned machines' names, by slot."""
@@ -462,6 +464,7 @@ class Finding:
         ranks: Ranks that the evidence points at, sorted.
         confident: Whether it is a high-confidence, machine-specific fault.
         reason: One sentence with the evidence that decided.
+        killed: Whether a signal that others send (SIGKILL, SIGTERM) ended the first rank.
     """
 
     symptom: Symptom
@@ -469,6 +472,7 @@ class Finding:
     ranks: tuple[int, ...]
     confident: bool
     reason: str
+    killed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -482,6 +486,7 @@ class Climb:
         attempt: The attempt that had failed.
         at_s: When.
         outcome: What it brought.
+        symptom: The failure that it answered; None in records of older versions.
         suspects: Machines at which the evidence pointed when it was chosen.
     """
 
@@ -491,6 +496,7 @@ class Climb:
     attempt: int
     at_s: float
     outcome: ClimbOutcome = ClimbOutcome.DONE
+    symptom: Symptom | None = None
     suspects: tuple[str, ...] = ()
 
 

@@ -90,3 +90,8 @@ def from_environment(environ: Mapping[str, str] = os.environ) -> WorkerSettings:
         first = error.errors()[0]
         variable = f"{PREFIX}{str(first['loc'][0]).upper()}"
         raise InputError(variable, first["msg"].lower(), "Set it for this process.") from error
+
+
+def secrets() -> Mapping[str, str]:
+    """Variables that a spec names instead of holding what is in them, such as `safety.webhook`."""
+    return os.environ

@@ -14,7 +14,7 @@ from temporalio import workflow
 from temporalio.common import WorkflowIDReusePolicy
 from temporalio.exceptions import ActivityError, FailureError
 
-from everstep.core import evidence, names
+from everstep.core import evidence, memory, names
 from everstep.core.model import (
     FROM_THE_BEGINNING,
     Alert,
@@ -42,6 +42,10 @@ MAX_RECENT_KEYS = 1_000
 """Alerts remembered for dropping duplicates: a whole job's ranks ending twice at the paper's scale
 of machines fits, batched by machine."""
 
+MAX_BARRED = 50
+"""Machines remembered as waiting for a person's word; an agent that is left out announces itself
+again."""
+
 GATHERING_S = 60.0
 """How long the first start waits for standbys once there are machines for every slot."""
 
@@ -51,7 +55,8 @@ class RunJob:
     """Runs one job from its first start to the end of its last rank.
 
     Signals: `report_alerts`, `machine_joined`, `ranks_finished` (from agents and the analyzer),
-    `assigned`, `incident_closed` (from the open incident). Query: `status`.
+    `assigned`, `incident_closed` (from the open incident), `admit` (from a person). Query:
+    `status`.
     """
 
     @workflow.init
@@ -59,6 +64,11 @@ class RunJob:
         self._job = job
         self._state = state or JobState()
         self._listening = self._state.active
+        if not self._state.codes:
+            self._state.codes = list(job.earlier_code)
+            self._state.codes = memory.with_version(
+                self._state.codes, job.code_version, job.code_directory
+            )
 
     # --- What comes in ---------------------------------------------------------------------------
 
@@ -84,6 +94,9 @@ class RunJob:
                 return
         if any(known == machine for known in self._state.pool):
             return
+        if memory.barred(memory.history_of(self._state.machines, machine.machine)):
+            self._bar(machine)
+            return
         self._state.pool = [k for k in self._state.pool if k.machine != machine.machine]
         self._state.pool.append(machine)
         # What was said of an earlier agent of this name is no duplicate of what is said of this
@@ -92,6 +105,15 @@ class RunJob:
             key for key in self._state.recent_keys if f"/{machine.machine}/" not in key
         ]
         await self._tell_incident("machine_joined", machine)
+
+    @workflow.signal
+    async def admit(self, name: str) -> None:
+        """A person lets a machine join that was evicted too often for its own word to count."""
+        self._state.machines = memory.after_admission(self._state.machines, name)
+        waiting = [machine for machine in self._state.barred if machine.machine == name]
+        self._state.barred = [m for m in self._state.barred if m.machine != name]
+        for machine in waiting:
+            await self.machine_joined(machine)
 
     @workflow.signal
     async def ranks_finished(self, finished: RanksFinished) -> None:
@@ -120,6 +142,7 @@ class RunJob:
         self._state.active = self._listening = None
         self._state.assignment = result.assignment
         self._state.evictions = [*self._state.evictions, *result.evictions]
+        self._remember(result)
         unsettled = [alert for alert in self._state.handed if alert.key not in result.settled]
         self._state.pending = [*unsettled, *self._state.pending]
         self._state.handed = []
@@ -135,6 +158,9 @@ class RunJob:
             evicted=tuple(machine for _, machine in self._state.evictions),
             incidents=self._state.incidents - (1 if self._opening() else 0),
             active_incident=self._listening,
+            barred=tuple(machine.machine for machine in self._state.barred),
+            machines=tuple(self._state.machines),
+            codes=tuple(self._state.codes),
         )
 
     # --- The life of a job -----------------------------------------------------------------------
@@ -190,7 +216,7 @@ class RunJob:
         """Start attempt 1; a machine that cannot is the first incident's alert."""
         assignment = self._state.assignment
         assert assignment is not None  # noqa: S101 - set by the only caller just before
-        self._state.started_at_s = workflow.now().timestamp()
+        self._state.started_at_s = self._state.attempt_at_s = workflow.now().timestamp()
         try:
             backup = self._job.spec.backup_plan()
             await restart.start(self._job, assignment, backup, FROM_THE_BEGINNING)
@@ -229,6 +255,9 @@ class RunJob:
                 assignment=assignment,
                 pool=tuple(self._state.pool),
                 evictions=tuple(self._state.evictions),
+                codes=tuple(self._state.codes),
+                attempt_from=self._state.attempt_from,
+                attempt_at_s=self._state.attempt_at_s,
             ),
             id=names.incident_workflow_id(job, self._state.incidents),
             task_timeout=options.WORKFLOW_TASK_TIMEOUT,
@@ -259,6 +288,28 @@ class RunJob:
         except FailureError as error:
             # It is over, and says so any moment; alerts that it did not settle open the next one.
             workflow.logger.warning("could not signal %s to %s: %s", signal, incident_id, error)
+
+    # --- Memory ----------------------------------------------------------------------------------
+
+    def _remember(self, result: IncidentResult) -> None:
+        """Keep what an incident has taught of machines and code, for all later ones."""
+        for at_s, machine in result.evictions:
+            reason = result.record.finding.reason
+            self._state.machines = memory.after_eviction(
+                self._state.machines, machine, at_s, reason
+            )
+        self._state.codes = list(result.codes) or self._state.codes
+        record = result.record
+        if record.restored_step is not None:
+            self._state.attempt_from = record.restored_step
+            self._state.attempt_at_s = record.first_step_at_s or workflow.now().timestamp()
+
+    def _bar(self, machine: MachineInfo) -> None:
+        others = [known for known in self._state.barred if known.machine != machine.machine]
+        self._state.barred = [*others, machine][-MAX_BARRED:]
+        workflow.logger.warning(
+            "%s was evicted too often to be let in by its own word", machine.machine
+        )
 
     # --- Questions about the state ---------------------------------------------------------------
 

@@ -124,6 +124,11 @@ ARCHIVE = CallOptions(
     start_to_close=timedelta(seconds=10),
     schedule_to_close=timedelta(seconds=30),
 )
+PAGE = CallOptions(
+    # A short request to a service that may be away; whoever is to be called can see the hold, too.
+    start_to_close=timedelta(seconds=15),
+    schedule_to_close=timedelta(minutes=2),
+)
 
 
 def await_step(limit: timedelta | None) -> CallOptions:

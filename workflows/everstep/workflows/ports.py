@@ -24,7 +24,7 @@ from everstep.core.model import (
     StopOrder,
 )
 from everstep.core.trial import ReplayOrder, ReplayReport
-from everstep.workflows.messages import AwaitStep, EvictOrder
+from everstep.workflows.messages import AwaitStep, EvictOrder, PageOrder
 
 
 class MachinePort(ABC):
@@ -85,3 +85,12 @@ class ArchivePort(ABC):
     @abstractmethod
     async def save_incident(self, record: IncidentRecord) -> None:
         """Write the record; a second call with a newer state replaces it."""
+
+
+class NotifyPort(ABC):
+    """Whom to call when a person is needed."""
+
+    @activity.defn(name="notify.page")
+    @abstractmethod
+    async def page(self, order: PageOrder) -> None:
+        """Call a person; a second call carries the same key, by which the other side knows it."""
