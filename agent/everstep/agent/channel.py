@@ -38,6 +38,8 @@ class RankChannel:
         on_progress: Called with rank and step whenever the rank finished a step, in the channel's
             thread.
         backup_timeout_s: How long the rank waits for the holder to have a step, > 0.
+        on_replayed: Called with rank and digest whenever a rank of a replay did all its steps, in
+            the channel's thread; None where nothing is replayed.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class RankChannel:
         restore_step: int,
         on_progress: Callable[[int, int], None],
         backup_timeout_s: float,
+        on_replayed: Callable[[int, str], None] | None = None,
     ) -> None:
         self.rank = rank
         self.attempt = attempt
@@ -66,6 +69,7 @@ class RankChannel:
         self._restore_step = restore_step
         self._on_progress = on_progress
         self._backup_timeout_s = backup_timeout_s
+        self._on_replayed = on_replayed
         self._replying = threading.Lock()
         self._greeted = False
         self._mended = False
@@ -114,6 +118,8 @@ class RankChannel:
                     self._saved(step, slot)
                 case channel.Report(step):
                     self._on_progress(self.rank, step)
+                case channel.Replayed(digest) if self._on_replayed is not None:
+                    self._on_replayed(self.rank, digest)
                 case _:
                     raise PermanentError(f"a rank does not say {message}")
         except EverstepError as error:

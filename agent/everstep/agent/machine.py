@@ -19,6 +19,7 @@ from everstep.agent.config import MachineConfig
 from everstep.agent.journal import Journal
 from everstep.agent.launcher import Launcher
 from everstep.agent.nursery import Readiness
+from everstep.agent.replaying import Replaying
 from everstep.agent.shards import ShardStore
 from everstep.agent.transfer import BackupSender, TransferServer, pull
 from everstep.core.errors import EverstepError, PermanentError, StaleAttempt, TransientError
@@ -37,6 +38,7 @@ from everstep.core.model import (
     StopOrder,
 )
 from everstep.core.shard import Origin
+from everstep.core.trial import ReplayOrder, ReplayReport
 
 __all__ = ["Machine", "MachineConfig"]
 
@@ -46,6 +48,8 @@ logger = logging.getLogger(__name__)
 _BACKLOG = 4096
 
 _Report = TypeVar("_Report")
+_Test = TypeVar("_Test", CheckOrder, ReplayOrder)
+_Result = TypeVar("_Result", CheckResult, ReplayReport)
 
 
 class Machine:
@@ -74,8 +78,8 @@ class Machine:
         self._attempt = -1
         self._started: StartReport | None = None
         self._stopped: MachineReport | None = None
-        # The newest check, so that a second call for it does not check again.
-        self._checked: tuple[CheckOrder, CheckResult] | None = None
+        # The newest test, so that a second call for it does not test again.
+        self._last_test: tuple[Any, Any] | None = None
 
     async def open(self) -> MachineInfo:
         """Begin to serve: end what an earlier agent left behind, listen, start to pre-warm.
@@ -138,17 +142,18 @@ class Machine:
             PermanentError: The attempt's ranks still run, or the order is not for this machine.
             TransientError: A process of an older attempt does not die.
         """
+        checker = Checker(self._config, self._launcher, self._rendezvous)
+        return await self._test(order, order.check, checker.check)
 
-        async def alone() -> CheckResult:
-            async with self._one_order:
-                return await self._check(order)
+    async def replay(self, order: ReplayOrder) -> ReplayReport:
+        """Run the job made small as one machine of a group; a second time, the first report.
 
-        task = asyncio.ensure_future(alone())
-        try:
-            return await asyncio.shield(task)
-        finally:
-            task.cancel()
-            await asyncio.wait([task])
+        As for `check`, whoever is cancelled here ends it. What memory holds stays as it is.
+
+        Raises:
+            StaleAttempt, PermanentError, TransientError: As for `check`.
+        """
+        return await self._test(order, "replay", Replaying(self._around).replay)
 
     async def close(self) -> None:
         """End everything on this machine.
@@ -258,20 +263,38 @@ class Machine:
         self._attempt, self._started, self._stopped = order.attempt, report, None
         return report
 
-    async def _check(self, order: CheckOrder) -> CheckResult:
-        if self._checked is not None and self._checked[0] == order:
-            return self._checked[1]
+    async def _test(
+        self, order: _Test, name: str, perform: Callable[[_Test], Coroutine[Any, Any, _Result]]
+    ) -> _Result:
+        """Perform a test that nothing may disturb, and that ends when its caller is cancelled."""
+
+        async def alone() -> _Result:
+            async with self._one_order:
+                return await self._tested(order, name, perform)
+
+        task = asyncio.ensure_future(alone())
+        try:
+            return await asyncio.shield(task)
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+
+    async def _tested(
+        self, order: _Test, name: str, perform: Callable[[_Test], Coroutine[Any, Any, _Result]]
+    ) -> _Result:
+        if self._last_test is not None and self._last_test[0] == order:
+            known: _Result = self._last_test[1]
+            return known
         if order.attempt < self._attempt:
             raise StaleAttempt(order.attempt, self._attempt)
         if order.attempt == self._attempt and self._started is not None:
             raise PermanentError(f"ranks of attempt {order.attempt} run here: stop them first")
         await self._end_ranks()
-        result = await Checker(self._config, self._launcher, self._rendezvous).check(order)
-        await self._note(
-            "checked", attempt=order.attempt, check=order.check, verdict=result.verdict,
-            detail=result.detail, took_s=result.took_s,
-        )  # fmt: skip
-        self._checked = order, result
+        result = await perform(order)
+        outcome = {"verdict": result.verdict, "detail": result.detail, "took_s": result.took_s}
+        attempt, number = order.attempt, order.number
+        await self._note("tested", attempt=attempt, number=number, test=name, **outcome)
+        self._last_test = order, result
         return result
 
     def _prepare(self, order: StartOrder) -> Readiness:

@@ -1,9 +1,9 @@
 """What a rank and its agent say to each other over the local channel.
 
 A stream socket pair that the rank inherits (`names.ENV_CHANNEL_FD`). Each message is 4 bytes of
-length and a JSON object. The rank asks, the agent answers; `Report` is not answered, and the
-answer to `Saved` may come any time later, or never. File descriptors of shared memory travel beside
-an answer's first byte.
+length and a JSON object. The rank asks, the agent answers; `Report` and `Replayed` are not
+answered, and the answer to `Saved` may come any time later, or never. File descriptors of shared
+memory travel beside an answer's first byte.
 
     rank                        agent
     Hello                       Welcome
@@ -12,6 +12,7 @@ an answer's first byte.
     Reserve                     Reserved, with the region's descriptor
     Saved                       Protected, once the backup holder has it or could not get it
     Report                      -
+    Replayed                    -
     any                         Failed
 """
 
@@ -120,6 +121,13 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True)
+class Replayed:
+    """The rank of a replay did all its steps once, and ended in a state with this digest."""
+
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
 class Failed:
     """The agent could not do what it was asked for."""
 
@@ -137,6 +145,7 @@ Message = (
     | Saved
     | Protected
     | Report
+    | Replayed
     | Failed
 )
 

@@ -12,18 +12,15 @@ import json
 import signal
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from everstep.core.model import Check, CheckOrder, CheckResult, Verdict
 
 CUDA = "cuda"
 
-TOOLKIT = "dcgm"
-"""Where the vendor's own diagnostics stand for a device."""
-
 OWN_CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
-"""Signals that a program which runs well on every other machine raises by itself on a broken one."""
+"""Signals that a program which runs well everywhere else raises by itself on a broken machine."""
 
 SLOW_RATIO = 0.7
 """A figure below this share of the other machines' median is slow."""
@@ -73,9 +70,9 @@ class ProgramSettings:
     def parse(cls, text: str) -> ProgramSettings:
         """From a command line."""
         fields = json.loads(text)
-        return cls(
-            **{**fields, "check": Check(fields["check"]), "machines": tuple(fields["machines"])}
-        )
+        fields["check"] = Check(fields["check"])
+        fields["machines"] = tuple(fields["machines"])
+        return cls(**fields)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +200,16 @@ def judge(order: CheckOrder, machine: str, endings: Sequence[Ending], took_s: fl
     )
 
 
+def judge_twice(first: CheckResult, again: CheckResult) -> CheckResult:
+    """The bitwise test of a machine with no others to be held against: it must repeat itself."""
+    for result in (first, again):
+        if result.verdict is not Verdict.HEALTHY:
+            return result
+    if not first.digest or first.digest != again.digest:
+        return replace(first, verdict=Verdict.FAULTY, detail="computes other bits each time")
+    return replace(first, detail=f"{first.detail}: the same bits twice")
+
+
 def reference_sizes(num_ranks: int) -> tuple[int, int, int]:
     """Sizes of the bitwise test's reference model on a machine: TP (or EP), PP, DP.
 
@@ -245,51 +252,6 @@ def slower_than_peers(results: Sequence[CheckResult], ratio: float = SLOW_RATIO)
                 )
                 break
     return slow
-
-
-def judge_toolkit(text: str) -> Answer:
-    """What `dcgmi diag --json` says: faulty if any of its tests failed.
-
-    Versions before 4 name GPUs by `gpu_ids`, later ones by `entity_id`; both are read.
-    """
-    try:
-        tests = list(_toolkit_tests(json.loads(text[text.index("{") : text.rindex("}") + 1])))
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return Answer(Verdict.UNOBSERVABLE, f"dcgmi cannot be understood: {text.strip()[:200]!r}")
-    failed = [
-        f"{name} failed on {who}{why}" for name, who, status, why in tests if status == "fail"
-    ]
-    if failed:
-        return Answer(Verdict.FAULTY, f"dcgmi: {'; '.join(failed[:3])}")
-    if not any(status == "pass" for _, _, status, _ in tests):
-        return Answer(Verdict.UNOBSERVABLE, "dcgmi ran no test to its end")
-    warned = sorted({name for name, _, status, _ in tests if status == "warn"})
-    told = f", warnings by {', '.join(warned)}" if warned else ""
-    return Answer(Verdict.HEALTHY, f"dcgmi: {len(tests)} results, none failed{told}")
-
-
-def _toolkit_tests(report: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
-    [diagnostic] = [
-        part for part in report.values() if isinstance(part, dict) and "test_categories" in part
-    ]
-    return [
-        (
-            str(test["name"]),
-            f"GPU {result.get('gpu_ids', result.get('entity_id', '?'))}",
-            str(result["status"]).lower(),
-            _toolkit_warning(result),
-        )
-        for category in diagnostic["test_categories"]
-        for test in category["tests"]
-        for result in test["results"]
-    ]
-
-
-def _toolkit_warning(result: Mapping[str, Any]) -> str:
-    warnings = result.get("warnings") or result.get("warning") or ""
-    first = warnings[0] if isinstance(warnings, list) and warnings else warnings
-    text = first.get("warning", "") if isinstance(first, dict) else str(first or "")
-    return f" ({text[:160]})" if text else ""
 
 
 def _worst(verdicts: Sequence[Verdict]) -> Verdict:

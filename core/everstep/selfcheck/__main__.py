@@ -45,7 +45,7 @@ def _answer(settings: ProgramSettings, result_fd: int) -> Answer:
         answer: Answer = part.check(settings, where)
     except Exception as error:  # noqa: BLE001 - whatever it was, the machine must be judged by it
         traceback.print_exc()
-        return device.judge_error(error, where)
+        answer = device.judge_error(error, where)
     return answer
 
 

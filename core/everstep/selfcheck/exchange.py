@@ -1,12 +1,13 @@
 """Content and speed between the ranks of a machine (all-to-all), or of machines (all-gather)."""
 
 # torch is loosely typed.
-# pyright: reportUnknownMemberType=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 from __future__ import annotations
 
 import os
 import time
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -50,9 +51,8 @@ def _broken(settings: ProgramSettings, error: RuntimeError) -> Answer:
         raise error
     others = tuple(sorted({*settings.machines} - {settings.machine}))
     told = str(error).strip().splitlines()[0]
-    return Answer(
-        Verdict.FAULTY, f"the exchange with {', '.join(others)} failed: {told}", "", others
-    )
+    detail = f"the exchange with {', '.join(others)} failed: {told}"
+    return Answer(Verdict.FAULTY, detail, peers=others)
 
 
 def _exchange(settings: ProgramSettings, meeting: Meeting, device: torch.device) -> Answer:
@@ -86,12 +86,13 @@ def _send(
     """Give every rank its message, the same to all if there is one; what came, by sender."""
     source = torch.cat(own).to(device)
     target = source.new_empty(world_size * len(own[0]))
-    if len(own) == 1:
-        work = dist.all_gather_into_tensor(target, source, async_op=True)
-    else:
-        work = dist.all_to_all_single(target, source, async_op=True)
-    assert work is not None  # noqa: S101 - this rank is in the group
-    work.wait(limit)
+    # The newer name of the first came in 2.12.
+    collective: Any = (
+        dist.all_gather_into_tensor  # pyright: ignore[reportDeprecated]
+        if len(own) == 1
+        else dist.all_to_all_single
+    )
+    collective(target, source, async_op=True).wait(limit)
     return list(target.cpu().chunk(world_size))
 
 

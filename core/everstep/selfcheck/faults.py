@@ -61,7 +61,8 @@ def read_faults(directory: str | Path) -> list[InjectedFault]:
         except FileNotFoundError:
             # Another rank has just claimed it.
             continue
-        found.append(InjectedFault(**{**fields, "seen_by": tuple(fields["seen_by"])}))
+        fields["seen_by"] = tuple(fields["seen_by"])
+        found.append(InjectedFault(**fields))
     return found
 
 

@@ -5,6 +5,7 @@ are what the machine makes them. Used by checks, and by `examples/gpt` in traini
 """
 
 # torch is loosely typed.
+# mypy: disable-error-code="no-untyped-call"
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false
 from __future__ import annotations
@@ -21,8 +22,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from everstep.core import names
-from everstep.selfcheck.faults import InjectedFault, read_faults
 from everstep.core.model import Check
+from everstep.selfcheck.faults import InjectedFault, read_faults
 
 _PRODUCTS = frozenset(
     getattr(torch.ops.aten, name).default for name in ("mm", "addmm", "bmm", "baddbmm")

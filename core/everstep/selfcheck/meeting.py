@@ -10,6 +10,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
 
 from everstep.core.checks import CUDA, ProgramSettings
 
@@ -61,7 +62,7 @@ class Meeting:
         os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"
         dist.init_process_group(
             "nccl" if device.type == CUDA else "gloo",
-            store=dist.PrefixStore("group", self.store),
+            store=PrefixStore("group", self.store),
             rank=settings.rank,
             world_size=self.world_size,
             timeout=self.left(),
@@ -84,21 +85,21 @@ class Meeting:
             time.sleep(POLL_S)
             gone = self.store.add("gone", 0)
 
-    def _open(self) -> dist.Store:
+    def _open(self) -> Store:
         settings = self._settings
         limit = timedelta(seconds=settings.limit_s * MEETING_SHARE)
         host, _, port = settings.store.rpartition(":")
         if not host:
-            store: dist.Store = dist.FileStore(settings.store, self.world_size)
+            store: Store = FileStore(settings.store, self.world_size)
         else:
             try:
-                store = dist.TCPStore(host, int(port), None, False, limit, wait_for_workers=False)
+                store = TCPStore(host, int(port), None, False, limit, wait_for_workers=False)
             except RuntimeError as error:
                 first = settings.machines[0]
                 others = tuple(sorted({*settings.machines} - {settings.machine}))
                 who = others if first == settings.machine else (first,)
                 raise AbsentError(who, f"the store on {first} is not reached: {error}") from error
-        return dist.PrefixStore(settings.key, store)
+        return PrefixStore(settings.key, store)
 
     def _gather(self, deadline_s: float) -> None:
         self.store.set(f"here/{self._settings.rank}", "1")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Protocol
 
 from temporalio.client import Client
 from temporalio.worker import Worker
 
 from everstep.activities.analysis import AnalysisActivities, Progress
 from everstep.activities.archive import FileArchive
-from everstep.activities.checks import CheckActivities
+from everstep.activities.checks import CheckActivities, Checked
 from everstep.activities.local_cluster import LocalCluster
 from everstep.activities.machine import Machine, MachineActivities
 from everstep.activities.webhook import Webhook
@@ -36,7 +37,11 @@ def controller(
     )
 
 
-def agent(client: Client, job: str, name: str, machine: Machine) -> Worker:
+class Agent(Machine, Checked, Protocol):
+    """All that a machine offers."""
+
+
+def agent(client: Client, job: str, name: str, machine: Agent) -> Worker:
     """Orders to one machine."""
     activities = MachineActivities(machine)
     checks = CheckActivities(machine)

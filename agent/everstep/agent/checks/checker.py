@@ -15,6 +15,7 @@ from everstep.agent.launcher import Launcher
 from everstep.agent.nursery import Ended
 from everstep.core import checks
 from everstep.core.checks import Ending, ProgramSettings
+from everstep.core.dcgm import judge_toolkit
 from everstep.core.errors import PermanentError, TransientError
 from everstep.core.model import Check, CheckOrder, CheckResult, Verdict
 
@@ -129,7 +130,7 @@ class Checker:
         if ending.timed_out:
             # A driver that never answers is what a broken GPU looks like.
             return checks.Answer(Verdict.FAULTY, f"{TOOLKIT} did not return in time")
-        said = checks.judge_toolkit(log.read_text(errors="replace") if log.exists() else "")
+        said = judge_toolkit(log.read_text(errors="replace") if log.exists() else "")
         logger.info("%s: %s", TOOLKIT, said.detail)
         # The short level looks at software, not at arithmetic: our own products go on from there.
         settles = said.verdict is Verdict.FAULTY or (long and said.verdict is Verdict.HEALTHY)

@@ -8,6 +8,7 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from everstep.agent.launcher import Launcher, last_lines
@@ -88,7 +89,7 @@ class ProgramRun:
                     program.variables,
                     theirs,
                     program.log,
-                    lambda ended, number=number: self._post(number, ended),
+                    partial(self._post, number),
                 )
             finally:
                 os.close(theirs)
