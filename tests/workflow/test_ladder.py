@@ -47,10 +47,7 @@ async def nan(control: Control) -> None:
     """The loss becomes NaN, which points at nobody."""
     status = await control.status()
     assert status.assignment is not None
-    alert = Alert(
-        Observer.ANALYZER, Symptom.NAN_VALUE, time.time(), "loss is NaN", status.assignment.attempt
-    )
-    await control.handle.signal(RunJob.report_alerts, [alert])
+    await control.nan(status.assignment.attempt)
 
 
 async def nan_again(control: Control, attempt: int) -> None:
