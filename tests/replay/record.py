@@ -12,10 +12,11 @@ from __future__ import annotations
 import asyncio
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 
 from everstep.core.memory import CodeVersion
-from everstep.core.model import Outcome, Verdict
+from everstep.core.model import IncidentRecord, Outcome, Verdict
 from everstep.spec.job import JobSpec
 from everstep.workflows.incident import ResolveIncident
 from everstep.workflows.messages import Approval
@@ -61,18 +62,16 @@ async def live(control: Control) -> None:
     await control.finish()
 
 
+def trains(attempt: int, record: IncidentRecord) -> bool:
+    return record.attempt_after == attempt and record.first_step_at_s is not None
+
+
 async def walk_the_ladder(control: Control) -> None:
     """Checks pass, the reattempt and the rollback fail, replay names m0, a person denies that."""
     control.world.machines["m0"].replays = Verdict.FAULTY
     for attempt in (4, 5, 6):
+        await control.until(partial(trains, attempt), incident=3 if attempt == 4 else 4)
         await control.nan(attempt)
-        if attempt < 6:
-            await control.until(
-                lambda record, attempt=attempt: (
-                    record.attempt_after == attempt + 1 and record.first_step_at_s is not None
-                ),
-                incident=4,
-            )
     await control.until(lambda record: record.outcome is Outcome.HELD, incident=4)
     await control.incident(4).signal(ResolveIncident.deny, Approval("recorder"))
     await control.until(lambda record: "nothing left" in record.missing, incident=4)
