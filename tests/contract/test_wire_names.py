@@ -81,6 +81,7 @@ def test_workflow_signal_and_query_names_are_pinned() -> None:
             "admit",
             "assigned",
             "incident_closed",
+            "machine_evicted",
             "machine_joined",
             "ranks_finished",
             "report_alerts",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import time
 import uuid
 from collections.abc import AsyncGenerator, Callable
@@ -15,7 +16,9 @@ from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.service import RPCError
 from temporalio.worker import Worker
 
+from everstep.activities.webhook import Webhook
 from everstep.core import names
+from everstep.core.memory import CodeVersion
 from everstep.core.model import Alert, IncidentRecord, Observer, RanksFinished, Symptom
 from everstep.spec.job import JobSpec
 from everstep.workers import registry, runtime
@@ -85,9 +88,9 @@ class Control:
         )
         await self.handle.signal(RunJob.report_alerts, [alert])
 
-    async def crash(self, machine: str, rank: int) -> None:
-        """A rank is killed, and its agent says so."""
-        ended = self.world.machines[machine].crash(rank)
+    async def crash(self, machine: str, rank: int, signal: int = 9) -> None:
+        """A rank is ended by a signal, and its agent says so."""
+        ended = self.world.machines[machine].crash(rank, signal)
         alert = Alert(
             Observer.AGENT, Symptom.PROCESS_CRASH, ended.at_s, f"rank {rank} was killed",
             ended.attempt, machine, rank, ended,
@@ -141,7 +144,9 @@ class Control:
 
 
 @contextlib.asynccontextmanager
-async def controlled(address: str, spec: JobSpec, world: FakeWorld) -> AsyncGenerator[Control]:
+async def controlled(
+    address: str, spec: JobSpec, world: FakeWorld, earlier_code: tuple[CodeVersion, ...] = ()
+) -> AsyncGenerator[Control]:
     """A job of its own on the server, with a controller and an analyzer, and no machine yet."""
     client = await Client.connect(address, data_converter=pydantic_data_converter)
     queue_suffix = uuid.uuid4().hex[:8]
@@ -153,7 +158,7 @@ async def controlled(address: str, spec: JobSpec, world: FakeWorld) -> AsyncGene
             client,
             task_queue=names.CONTROLLER_QUEUE,
             workflows=runtime.WORKFLOWS,
-            activities=[cluster.evict, archive.save_incident],
+            activities=[cluster.evict, archive.save_incident, Webhook(os.environ).page],
             workflow_runner=runtime.workflow_runner(),
             workflow_failure_exception_types=list(runtime.WORKFLOW_FAILURE_TYPES),
         )
@@ -161,7 +166,7 @@ async def controlled(address: str, spec: JobSpec, world: FakeWorld) -> AsyncGene
         await workers.enter_async_context(registry.analyzer(client, spec.name, world))
         handle = await client.start_workflow(
             RunJob.run,
-            args=[JobInput(spec, "v1", "/code/v1"), None],
+            args=[JobInput(spec, "v1", "/code/v1", earlier_code), None],
             id=names.job_workflow_id(spec.name),
             task_queue=names.CONTROLLER_QUEUE,
             task_timeout=options.WORKFLOW_TASK_TIMEOUT,

@@ -86,6 +86,7 @@ class FakeMachine:
         self.copies: dict[int, int] = {}
         self.exits: list[RankExit] = []
         self.refuses_to_start = False
+        self.code_directories: list[str] = []
         self.finds: dict[Check, Verdict] = {}
         """What checks say, where it is not "healthy"."""
         self.arithmetic = "right"
@@ -145,6 +146,7 @@ class FakeMachine:
             self.attempt = order.attempt
             self.running = tuple(rank.rank for rank in order.ranks)
             self.held = order.held_ranks
+            self.code_directories.append(order.code_directory)
             self._started[order.attempt] = StartReport(self.name, (1,) * len(order.ranks), True)
             await self._train_when_complete(order)
         return self._started[order.attempt]

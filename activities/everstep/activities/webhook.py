@@ -44,7 +44,16 @@ class Webhook(NotifyPort):
             refuses the request; the incident goes on without.
         """
         with as_failures():
-            await asyncio.to_thread(self._post, order)
+            await self.post(order)
+
+    async def post(self, order: PageOrder) -> None:
+        """Post the page.
+
+        Raises:
+            PermanentError: There is no address, or the other side refuses.
+            TransientError: Nobody answers, or not now.
+        """
+        await asyncio.to_thread(self._post, order)
 
     def _post(self, order: PageOrder) -> None:
         address = self._environment.get(order.webhook, "")

@@ -49,6 +49,11 @@ class CodeSource(SpecPart):
     ref: str | None = Field(
         default=None, min_length=1, description="Branch, tag or commit of `git`."
     )
+    previous: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Folder, or ref of `git`, of the version before: what a rollback goes to.",
+    )
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:

@@ -63,6 +63,8 @@ def print_status(folder: RunFolder, found: dict[str, Any]) -> None:
     elif found["slots"]:
         out.print(f"standbys: {', '.join(found['standbys']) or 'none'}")
         out.print(f"evicted: {', '.join(found['evicted']) or 'none'}")
+    for machine in found["barred"]:
+        out.print(f"{machine} was evicted too often to join by itself: everstep machine admit")
     out.print(f"incidents: {found['incidents']} (everstep incidents {where})")
 
 
@@ -82,6 +84,7 @@ async def describe(folder: RunFolder) -> dict[str, Any]:
         "slots": state.get("slots", []),
         "standbys": state.get("standbys", []),
         "evicted": state.get("evicted", []),
+        "barred": [],
         "incidents": len(list(folder.incidents.glob("*.json"))),
         "active_incident": None,
     }
@@ -116,6 +119,7 @@ async def _ask(folder: RunFolder) -> dict[str, Any]:
         "slots": slots,
         "standbys": [info.machine for info in status.pool],
         "evicted": list(status.evicted),
+        "barred": list(status.barred),
         "incidents": status.incidents,
         "active_incident": status.active_incident,
     }

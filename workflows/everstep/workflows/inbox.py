@@ -47,17 +47,11 @@ class Inbox:
         """Keys of all that was judged."""
         return tuple(alert.key for alert in self._alerts[: self._judged])
 
-    def is_lost(self, machine: str) -> bool:
-        """Whether somebody said that the machine's agent is gone."""
-        return any(self._says_lost(alert, machine) for alert in self._alerts)
-
-    def is_lost_since_joining(self, info: MachineInfo) -> bool:
-        """Whether it was said of this very agent, and not of an earlier one of that name."""
+    def is_lost(self, info: MachineInfo) -> bool:
+        """Whether this very agent, and not an earlier one of that name, is said to be gone."""
         return any(
-            self._says_lost(alert, info.machine) and alert.at_s >= info.joined_at_s
+            alert.symptom is Symptom.AGENT_LOST
+            and alert.machine == info.machine
+            and alert.at_s >= info.joined_at_s
             for alert in self._alerts
         )
-
-    @staticmethod
-    def _says_lost(alert: Alert, machine: str) -> bool:
-        return alert.symptom is Symptom.AGENT_LOST and alert.machine == machine

@@ -27,6 +27,7 @@ from everstep.core.model import (
 from everstep.workflows import options, restart, story
 from everstep.workflows.incident import ResolveIncident
 from everstep.workflows.messages import (
+    Eviction,
     IncidentInput,
     IncidentResult,
     JobInput,
@@ -55,8 +56,8 @@ class RunJob:
     """Runs one job from its first start to the end of its last rank.
 
     Signals: `report_alerts`, `machine_joined`, `ranks_finished` (from agents and the analyzer),
-    `assigned`, `incident_closed` (from the open incident), `admit` (from a person). Query:
-    `status`.
+    `assigned`, `machine_evicted`, `incident_closed` (from the open incident), `admit` (from a
+    person). Query: `status`.
     """
 
     @workflow.init
@@ -88,7 +89,7 @@ class RunJob:
     async def machine_joined(self, machine: MachineInfo) -> None:
         """A machine's agent is ready; repeated by agents after every reconnection."""
         for held in self._slots():
-            if held.machine == machine.machine:
+            if held.machine == machine.machine and held.machine not in self._state.out:
                 if held.agent_pid != machine.agent_pid:
                     self.report_alerts([_replaced(held, machine)])
                 return
@@ -130,9 +131,15 @@ class RunJob:
     def assigned(self, assignment: Assignment) -> None:
         """The open incident is about to start a new attempt."""
         self._state.assignment = assignment
-        self._state.finished = []
+        self._state.finished, self._state.out = [], []
         held = assignment.machine_names()
         self._state.pool = [k for k in self._state.pool if k.machine not in held]
+
+    @workflow.signal
+    def machine_evicted(self, eviction: Eviction) -> None:
+        """The open incident has taken a machine out."""
+        self._remember_eviction(eviction)
+        self._state.out.append(eviction.machine)
 
     @workflow.signal
     def incident_closed(self, result: IncidentResult) -> None:
@@ -140,6 +147,7 @@ class RunJob:
         if self._state.active != result.record.incident:
             return
         self._state.active = self._listening = None
+        self._state.out = []
         self._state.assignment = result.assignment
         self._state.evictions = [*self._state.evictions, *result.evictions]
         self._remember(result)
@@ -294,15 +302,20 @@ class RunJob:
     def _remember(self, result: IncidentResult) -> None:
         """Keep what an incident has taught of machines and code, for all later ones."""
         for at_s, machine in result.evictions:
-            reason = result.record.finding.reason
-            self._state.machines = memory.after_eviction(
-                self._state.machines, machine, at_s, reason
-            )
+            self._remember_eviction(Eviction(machine, at_s, result.record.finding.reason))
         self._state.codes = list(result.codes) or self._state.codes
         record = result.record
         if record.restored_step is not None:
             self._state.attempt_from = record.restored_step
             self._state.attempt_at_s = record.first_step_at_s or workflow.now().timestamp()
+
+    def _remember_eviction(self, eviction: Eviction) -> None:
+        """Told at once, and again when the incident closes: once is remembered."""
+        machine, at_s = eviction.machine, eviction.at_s
+        if memory.history_of(self._state.machines, machine).last_evicted_s < at_s:
+            self._state.machines = memory.after_eviction(
+                self._state.machines, machine, at_s, eviction.reason
+            )
 
     def _bar(self, machine: MachineInfo) -> None:
         others = [known for known in self._state.barred if known.machine != machine.machine]

@@ -43,6 +43,7 @@ class JobState:
         started_at_s: When the job was first started.
         machines: What is remembered of machines that were evicted, bounded.
         codes: The code versions of the job, oldest first, bounded.
+        out: Machines that the open incident has evicted, and that hold slots of ours no more.
         barred: Machines that may not join before a person admits them, bounded.
         attempt_from: The step that the current attempt started from.
         attempt_at_s: When the current attempt was seen to run.
@@ -60,6 +61,7 @@ class JobState:
     started_at_s: float | None = None
     machines: list[MachineHistory] = field(default_factory=list[MachineHistory])
     codes: list[CodeVersion] = field(default_factory=list[CodeVersion])
+    out: list[str] = field(default_factory=list[str])
     barred: list[MachineInfo] = field(default_factory=list[MachineInfo])
     attempt_from: int = 0
     attempt_at_s: float = 0.0
@@ -136,6 +138,15 @@ class IncidentResult:
     evictions: tuple[tuple[float, str], ...]
     settled: tuple[str, ...]
     codes: tuple[CodeVersion, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Eviction:
+    """A machine is out, as the open incident tells its job at once."""
+
+    machine: str
+    at_s: float
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)

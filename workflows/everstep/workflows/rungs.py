@@ -14,7 +14,7 @@ from everstep.core import ladder, memory
 from everstep.core.model import ClimbOutcome, Finding, Mode, Rung
 from everstep.workflows import options
 from everstep.workflows.checking import check_machines
-from everstep.workflows.messages import EvictOrder
+from everstep.workflows.messages import Eviction, EvictOrder
 from everstep.workflows.ports import ClusterPort
 from everstep.workflows.replaying import replay_job
 from everstep.workflows.situation import OvertakenError, Situation
@@ -86,7 +86,10 @@ async def _evict(now: Situation, decision: ladder.Decision) -> None:
             **options.EVICT.config(f"evict {machine}: {decision.reason}"),
         )
         now.vacant.append(slot)
-        now.evictions.append((workflow.now().timestamp(), machine))
+        at_s = workflow.now().timestamp()
+        now.evictions.append((at_s, machine))
+        if now.whole_ladder:
+            await now.tell_job("machine_evicted", Eviction(machine, at_s, decision.reason))
         now.story.tell(f"{machine} is out of slot {slot}")
     now.story.change(evicted=(*now.record.evicted, *decision.machines))
 

@@ -29,7 +29,7 @@ from everstep.core.model import (
 from everstep.workflows import paging
 from everstep.workflows.chronicle import Chronicle
 from everstep.workflows.inbox import Inbox
-from everstep.workflows.messages import IncidentInput, IncidentResult
+from everstep.workflows.messages import Eviction, IncidentInput, IncidentResult
 
 T = TypeVar("T")
 
@@ -93,11 +93,11 @@ class Situation:
 
     def reachable(self) -> list[MachineInfo]:
         """Machines that hold a slot and are not said to be gone, by slot."""
-        return [info for info in self.occupied() if not self.inbox.is_lost(info.machine)]
+        return [info for info in self.occupied() if not self.inbox.is_lost(info)]
 
     def waiting(self) -> list[MachineInfo]:
         """Machines of the pool that may take a slot, in the order in which they joined."""
-        return [info for info in self.pool if not self.inbox.is_lost_since_joining(info)]
+        return [info for info in self.pool if not self.inbox.is_lost(info)]
 
     # --- Evidence ---------------------------------------------------------------------------------
 
@@ -224,7 +224,7 @@ class Situation:
                 unavailable[rung] = "the incident is older than this rung"
         return unavailable
 
-    async def tell_job(self, signal: str, value: Assignment | IncidentResult) -> None:
+    async def tell_job(self, signal: str, value: Assignment | Eviction | IncidentResult) -> None:
         """Signal the job; a job that is gone needs no telling."""
         job_id = names.job_workflow_id(self.job.spec.name)
         try:

@@ -26,7 +26,7 @@ async def stop_and_classify(now: Situation) -> Finding:
     finding = evidence.classify(
         [a for a in alerts if a.symptom is not Symptom.AGENT_LOST or a.machine in here] or alerts,
         exits,
-        sorted(m for m in here if m in silent or now.inbox.is_lost(m)),
+        sorted(i.machine for i in occupied if i.machine in silent or now.inbox.is_lost(i)),
     )
     newest = [step for report in now.stopped for c in report.copies for step in c.steps]
     if newest:
@@ -46,7 +46,7 @@ async def _stop(now: Situation) -> tuple[dict[str, MachineReport], list[str]]:
 
     async def one(info: MachineInfo) -> None:
         task = asyncio.create_task(restart.stop(now.job, info, now.assignment.attempt))
-        await workflow.wait_condition(lambda: task.done() or now.inbox.is_lost(info.machine))
+        await workflow.wait_condition(lambda: task.done() or now.inbox.is_lost(info))
         if not task.done():
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)

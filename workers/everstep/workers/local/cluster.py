@@ -27,7 +27,7 @@ from everstep.spec.job import JobSpec
 from everstep.workers import runtime
 from everstep.workers.local import faults, ports, server
 from everstep.workers.local.children import Child
-from everstep.workers.local.code import take_version
+from everstep.workers.local.code import take_previous, take_version
 from everstep.workers.local.folder import RunFolder
 from everstep.workers.local.guardian import Guardian
 from everstep.workers.settings import WorkerSettings
@@ -132,6 +132,7 @@ class LocalRun:
     async def _run(self) -> JobResult:
         self._folder.write_state(job=self._spec.name)
         version, code = await asyncio.to_thread(take_version, self._spec, self._folder.code)
+        earlier = await asyncio.to_thread(take_previous, self._spec, self._folder.code)
         self._write_spec(code)
         self._settings = WorkerSettings(
             spec_file=self._folder.spec.absolute(),
@@ -145,7 +146,9 @@ class LocalRun:
         self._environment = {**os.environ, **self._settings.environment()}
         await self._guardian.start()
         client = await self._server()
-        handle = await self._start_job(client, version, code)
+        spec = self._spec.model_copy(update={"environment": {}})
+        job = JobInput(spec, version, str(code), tuple(earlier))
+        handle = await self._start_job(client, job)
         self._client = client
         await self._start_worker("controller")
         await self._start_worker("analyzer")
@@ -245,17 +248,14 @@ class LocalRun:
         assert self._settings is not None  # noqa: S101 - set before anything is started
         return self._settings
 
-    async def _start_job(
-        self, client: Client, version: str, code: Path
-    ) -> WorkflowHandle[RunJob, JobResult]:
-        spec = self._spec.model_copy(update={"environment": {}})
+    async def _start_job(self, client: Client, job: JobInput) -> WorkflowHandle[RunJob, JobResult]:
         workflow_id = names.job_workflow_id(self._spec.name)
         deadline_s = time.monotonic() + REGISTRATION_PATIENCE_S
         while True:
             try:
                 return await client.start_workflow(
                     RunJob.run,
-                    args=[JobInput(spec, version, str(code)), None],
+                    args=[job, None],
                     id=workflow_id,
                     task_queue=names.CONTROLLER_QUEUE,
                     task_timeout=workflow_options.WORKFLOW_TASK_TIMEOUT,

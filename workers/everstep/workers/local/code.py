@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 
 from everstep.core.errors import InputError
+from everstep.core.memory import CodeVersion
 from everstep.spec.job import JobSpec
 from everstep.workers.local.leash import leashed
 
@@ -43,6 +44,21 @@ def take_version(spec: JobSpec, store: Path) -> tuple[str, Path]:
             f"cannot be copied to {store}: {_short(error)}",
             "Make it readable, and the run's folder writable and roomy.",
         ) from error
+
+
+def take_previous(spec: JobSpec, store: Path) -> list[CodeVersion]:
+    """The version that the spec names as the one before, copied like the first; at most one.
+
+    Raises:
+        InputError: The code cannot be read or fetched.
+    """
+    previous = spec.code.previous
+    if previous is None:
+        return []
+    field = "directory" if spec.code.git is None else "ref"
+    code = spec.code.model_copy(update={field: previous})
+    version, directory = take_version(spec.model_copy(update={"code": code}), store)
+    return [CodeVersion(version, str(directory))]
 
 
 def _take(spec: JobSpec, store: Path, staging: Path) -> tuple[str, Path]:
