@@ -51,14 +51,8 @@ def _broken(settings: ProgramSettings, error: RuntimeError) -> Answer:
         raise error
     others = tuple(sorted({*settings.machines} - {settings.machine}))
     told = str(error).strip().splitlines()[0]
-<<<<<<< HEAD
     detail = f"the exchange with {', '.join(others)} failed: {told}"
     return Answer(Verdict.FAULTY, detail, peers=others)
-=======
-    return Answer(
-        Verdict.FAULTY, f"the exchange with {', '.join(others)} failed: {told}", "", others
-    )
->>>>>>> ladder
 
 
 def _exchange(settings: ProgramSettings, meeting: Meeting, device: torch.device) -> Answer:
