@@ -5,7 +5,7 @@ fault lies in its machine's folder, so that it is gone when the machine is, or i
 """
 
 # torch is loosely typed.
-# pyright: reportUnknownMemberType=false, reportPrivateUsage=false
+# pyright: reportUnknownMemberType=false
 from __future__ import annotations
 
 import contextlib
@@ -16,8 +16,8 @@ import time
 from collections.abc import Generator, Mapping
 from pathlib import Path
 
-import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import Store
 
 from everstep.selfcheck.faults import InjectedFault, claim, of_kind, read_faults
 from everstep.selfcheck.flips import broken_by
@@ -46,6 +46,7 @@ class Faults:
     Args:
         directory: Where they lie.
         groups: Global ranks of each of this rank's groups.
+        store: Where ranks tell each other on which machine they are.
         environ: This rank's environment.
         code: Where the code version lies.
     """
@@ -54,6 +55,7 @@ class Faults:
         self,
         directory: str,
         groups: list[list[int]],
+        store: Store,
         environ: Mapping[str, str] = os.environ,
         code: Path = Path(__file__).parent,
     ) -> None:
@@ -67,7 +69,7 @@ class Faults:
         code_error = code / CODE_ERROR
         step = json.loads(code_error.read_text())["step"] if code_error.exists() else None
         self._code_fails_at: int | None = step
-        self._machines: dict[int, str] | None = None
+        self._store = store
 
     @contextlib.contextmanager
     def during(self, step: int) -> Generator[None]:
@@ -91,7 +93,8 @@ class Faults:
         self._poisoned = any(claim(self._directory, fault) for fault in of_kind(due, "nan"))
         with broken_by(due):
             yield
-        time.sleep(sum(fault.slow_s for fault in of_kind(due, "slow")))
+        slow = [fault for fault in of_kind(due, "slow") if claim(self._directory, fault)]
+        time.sleep(sum(fault.slow_s for fault in slow))
 
     def poison(self, gradient: Tensor) -> None:
         """Spoil this rank's gradient, if that is due, before it is reduced."""
@@ -106,24 +109,12 @@ class Faults:
         if not bad:
             return
         peers = {fault.peer for fault in bad}
-        machines = self._where_ranks_are()
-        for group in self._groups:
-            for rank in group:
-                if machines[rank] in peers:
-                    raise RuntimeError(
-                        f"{WORDS['transient']}\nrank {self._rank} on {self._machine}, peer {rank}"
-                    )
-
-    def _where_ranks_are(self) -> dict[int, str]:
-        """Each rank's machine, by the layout that `announce` told."""
-        if self._machines is None:
-            store = dist.distributed_c10d._get_default_store()
-            self._machines = {
-                rank: store.get(f"machine/{rank}").decode() for rank in range(dist.get_world_size())
-            }
-        return self._machines
+        for rank in sorted({rank for group in self._groups for rank in group}):
+            if self._store.get(f"machine/{rank}").decode() in peers:
+                raise RuntimeError(
+                    f"{WORDS['transient']}\nrank {self._rank} on {self._machine}, peer {rank}"
+                )
 
     def announce(self) -> None:
         """Tell the other ranks on which machine this one is."""
-        store = dist.distributed_c10d._get_default_store()
-        store.set(f"machine/{self._rank}", self._machine)
+        self._store.set(f"machine/{self._rank}", self._machine)

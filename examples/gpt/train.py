@@ -367,7 +367,8 @@ def main() -> None:
     torch._C._set_deterministic_algorithms(True)
     mesh = join(args)
     session = open_session(args)
-    faults = open_faults([axis.ranks for axis in mesh.values()])
+    store = dist.distributed_c10d._get_default_store()
+    faults = open_faults([axis.ranks for axis in mesh.values()], store)
     if args.replays:
         for _ in range(args.replays):
             trainer = train(args, mesh, None, faults)

@@ -1,4 +1,4 @@
-"""What the trainer does with Everstep if it is there: checkpoints, replays, and faults for tests."""
+"""What the trainer does with Everstep if it is there: checkpoints, replays, faults for tests."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from file_session import FileSession
 
 if TYPE_CHECKING:
     from injected import Faults
+    from torch._C._distributed_c10d import Store
 
     from everstep.checkpoint import Session
 
@@ -42,12 +43,12 @@ def shrink(args: argparse.Namespace) -> argparse.Namespace:
     return args
 
 
-def open_faults(groups: list[list[int]]) -> Faults | None:
+def open_faults(groups: list[list[int]], store: Store) -> Faults | None:
     """Faults that `everstep run --fault` was asked for; in every other run there are none."""
     if (directory := os.environ.get("EVERSTEP_FAULTS")) is None:
         return None
     from injected import Faults  # noqa: PLC0415
 
-    faults = Faults(directory, groups)
+    faults = Faults(directory, groups, store)
     faults.announce()
     return faults

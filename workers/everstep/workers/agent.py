@@ -33,6 +33,7 @@ from everstep.core.model import (
 from everstep.spec.job import JobSpec
 from everstep.spec.load import load_spec
 from everstep.workers import registry, runtime, settings, stopping
+from everstep.workers.local.faults import faults_directory
 from everstep.workers.local.folder import RunFolder
 from everstep.workers.reports import Reporter
 
@@ -72,6 +73,7 @@ def machine_config(name: str, given: settings.WorkerSettings, spec: JobSpec) -> 
         gpus_per_machine=spec.gpus_per_machine,
         secret=given.secret(),
         backup_timeout_s=spec.checkpoint.backup_timeout_s,
+        faults_directory=faults_directory(folder.machines / name) if given.inject_faults else None,
     )
 
 

@@ -40,6 +40,10 @@ class WorkerSettings(BaseModel):
             " a loopback address, where several machines share what there is to see."
         ),
     )
+    inject_faults: bool = Field(
+        default=False,
+        description="Whether ranks and checks look for faults that this run was asked to inject.",
+    )
     kernel_log_of_programs: bool = Field(
         default=False, description="Whether lines that programs write to the kernel log count."
     )

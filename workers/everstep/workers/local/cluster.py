@@ -22,12 +22,13 @@ from temporalio.service import RPCError
 
 from everstep.core import names
 from everstep.core.errors import EverstepError, InputError, PermanentError, TransientError
+from everstep.core.memory import CodeVersion
 from everstep.core.model import IncidentRecord
 from everstep.spec.job import JobSpec
 from everstep.workers import runtime
 from everstep.workers.local import faults, ports, server
 from everstep.workers.local.children import Child
-from everstep.workers.local.code import take_previous, take_version
+from everstep.workers.local.code import take_broken, take_previous, take_version
 from everstep.workers.local.folder import RunFolder
 from everstep.workers.local.guardian import Guardian
 from everstep.workers.settings import WorkerSettings
@@ -109,7 +110,11 @@ class LocalRun:
         self._narrator = narrator
         self._children: dict[str, Child] = {}
         self._agents: dict[str, Child] = {}
-        self._plan = faults.FaultPlan(options.planned, self._schedule)
+        code = faults.FaultKind.CODE_ERROR
+        self._code_faults = [fault for fault in options.planned if fault.kind is code]
+        later = [fault for fault in options.planned if fault.kind is not code]
+        self._plan = faults.FaultPlan(later, self._schedule)
+        self._breaks_things = any(fault.kind not in faults.KILLED for fault in options.planned)
         self._num_machines = 0
         self._environment: dict[str, str] = {}
         self._settings: WorkerSettings | None = None
@@ -133,6 +138,12 @@ class LocalRun:
         self._folder.write_state(job=self._spec.name)
         version, code = await asyncio.to_thread(take_version, self._spec, self._folder.code)
         earlier = await asyncio.to_thread(take_previous, self._spec, self._folder.code)
+        for fault in self._code_faults:
+            earlier.append(CodeVersion(version, str(code), proven=True))
+            version, code = await asyncio.to_thread(
+                take_broken, code, self._folder.code, fault.step
+            )
+            self._note_fault(fault, f"code version {version} fails after step {fault.step}")
         self._write_spec(code)
         self._settings = WorkerSettings(
             spec_file=self._folder.spec.absolute(),
@@ -142,6 +153,7 @@ class LocalRun:
             host=HOST,
             telemetry_host=HOST,
             telemetry_port=ports.free_port(HOST),
+            inject_faults=self._breaks_things,
         )
         self._environment = {**os.environ, **self._settings.environment()}
         await self._guardian.start()
@@ -425,6 +437,10 @@ class LocalRun:
                 faults.kill_rank(int(fault.target), self._folder.machines)
             elif fault.kind is faults.FaultKind.MACHINE_LOST:
                 faults.kill_machine(self._children[f"agent-{fault.target}"].pid)
+            elif fault.kind in faults.BROKEN:
+                faults.break_machines(fault, self._folder.machines)
+                self._note_fault(fault, faults.BROKEN[fault.kind])
+                return
             else:
                 self._children[fault.kind.value.removesuffix("_killed")].kill()
         except TransientError as error:
@@ -432,13 +448,13 @@ class LocalRun:
             return
         victim = fault.kind.value.removesuffix("_killed").removesuffix("_lost")
         at = f"{victim} {fault.target}".strip()
-        self._folder.write_state(
-            faults=[
-                *self._folder.read_state().get("faults", []),
-                {"fault": str(fault), "at_s": time.time()},
-            ]
-        )
-        self._narrator.say(f"fault injected: SIGKILL to {at} ({fault})")
+        self._note_fault(fault, f"SIGKILL to {at}")
+
+    def _note_fault(self, fault: faults.Fault, what: str) -> None:
+        entry = {"fault": str(fault), "at_s": time.time()}
+        known = self._folder.read_state().get("faults", [])
+        self._folder.write_state(faults=[*known, entry])
+        self._narrator.say(f"fault injected: {what} ({fault})")
 
     # --- Stopping ---------------------------------------------------------------------------------
 
