@@ -43,6 +43,14 @@ def write_spec(folder: Path, steps: int, standbys: int, **changes: object) -> Pa
     return file
 
 
+SMALL: dict[str, object] = {
+    "machines": 2,
+    "gpus_per_machine": 2,
+    "parallelism": {"tp": 2, "pp": 1, "dp": 2, "order": "tp-pp-dp"},
+}
+"""For a test in which it does not matter how many ranks there are."""
+
+
 @dataclass
 class Finished:
     """A run that has ended."""

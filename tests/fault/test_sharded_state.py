@@ -54,7 +54,7 @@ step()
 step()
 sums = [p.full_tensor().sum().item().hex() for p in model.parameters()]
 # One write a line: print() writes the end of a line by itself, and ranks share the pipe.
-os.write(1, f"{os.environ['RANK']} {sums}\n".encode())
+os.write(1, f"{os.environ['RANK']} {sums}\\n".encode())
 dist.destroy_process_group()
 """
 
