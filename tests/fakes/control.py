@@ -64,6 +64,7 @@ class Control:
     archive: MemoryArchive
     handle: WorkflowHandle[RunJob, JobResult]
     workers: contextlib.AsyncExitStack
+    look_every_s: float = 0.02
     agents: dict[str, Worker] = field(default_factory=dict[str, Worker])
 
     async def join(self, name: str) -> FakeMachine:
@@ -95,6 +96,11 @@ class Control:
             Observer.AGENT, Symptom.PROCESS_CRASH, ended.at_s, f"rank {rank} was killed",
             ended.attempt, machine, rank, ended,
         )  # fmt: skip
+        await self.handle.signal(RunJob.report_alerts, [alert])
+
+    async def nan(self, attempt: int) -> None:
+        """The loss becomes NaN, which points at nobody."""
+        alert = Alert(Observer.ANALYZER, Symptom.NAN_VALUE, time.time(), "loss is NaN", attempt)
         await self.handle.signal(RunJob.report_alerts, [alert])
 
     async def finish(self) -> JobResult:
@@ -129,6 +135,14 @@ class Control:
                 raise AssertionError(f"attempt {attempt} never started: {self.world.effects}")
             await asyncio.sleep(0.01)
 
+    async def until_phase(self, phase: str) -> None:
+        """Wait until the job says that it is in this phase."""
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + PATIENCE_S
+        while (seen := (await self.status()).phase) != phase:
+            assert loop.time() < deadline_s, f"{phase} never came: {seen}"
+            await asyncio.sleep(0.02)
+
     async def until(self, holds: Callable[[IncidentRecord], bool], incident: int = 1) -> None:
         """Wait until an incident's record satisfies a condition."""
         loop = asyncio.get_running_loop()
@@ -139,13 +153,17 @@ class Control:
                 seen = await self.record(incident)
                 if holds(seen):
                     return
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(self.look_every_s)
         raise AssertionError(f"never came true; last seen: {seen}")
 
 
 @contextlib.asynccontextmanager
 async def controlled(
-    address: str, spec: JobSpec, world: FakeWorld, earlier_code: tuple[CodeVersion, ...] = ()
+    address: str,
+    spec: JobSpec,
+    world: FakeWorld,
+    earlier_code: tuple[CodeVersion, ...] = (),
+    most_incidents: int = MOST_INCIDENTS,
 ) -> AsyncGenerator[Control]:
     """A job of its own on the server, with a controller and an analyzer, and no machine yet."""
     client = await Client.connect(address, data_converter=pydantic_data_converter)
@@ -176,14 +194,14 @@ async def controlled(
         try:
             yield control
         finally:
-            await _end_everything(control)
+            await _end_everything(control, most_incidents)
 
 
-async def _end_everything(control: Control) -> None:
+async def _end_everything(control: Control, most_incidents: int) -> None:
     """Leave no workflow behind: the next test shares the server."""
     # By id and not by listing: the time-skipping server cannot list.
     name = control.spec.name
-    numbers = range(1, MOST_INCIDENTS + 1)
+    numbers = range(1, most_incidents + 1)
     for identifier in [names.job_workflow_id(name)] + [
         names.incident_workflow_id(name, number) for number in numbers
     ]:

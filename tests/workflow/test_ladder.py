@@ -47,10 +47,7 @@ async def nan(control: Control) -> None:
     """The loss becomes NaN, which points at nobody."""
     status = await control.status()
     assert status.assignment is not None
-    alert = Alert(
-        Observer.ANALYZER, Symptom.NAN_VALUE, time.time(), "loss is NaN", status.assignment.attempt
-    )
-    await control.handle.signal(RunJob.report_alerts, [alert])
+    await control.nan(status.assignment.attempt)
 
 
 async def nan_again(control: Control, attempt: int) -> None:
@@ -206,7 +203,7 @@ async def test_machine_evicted_twice_joins_only_by_a_persons_word(temporal_addre
         await control.join("m1")  # repaired, says its self-check
         await control.until(lambda r: r.first_step_at_s is not None)
         await world.advance(2, 20)
-        await control.until(lambda r: r.outcome is Outcome.RECOVERED)
+        await control.until_phase("training")
         await control.lose("m1")
         await control.until(lambda r: r.outcome is Outcome.HELD, 2)
         await control.join("m1")

@@ -46,8 +46,9 @@ def load_spec(path: str | Path) -> JobSpec:
         raise input_error(path, problems)
     if directory is None:
         return spec
-    previous = spec.code.previous and str((path.parent / spec.code.previous).absolute())
-    code = spec.code.model_copy(update={"directory": str(directory), "previous": previous})
+    code = spec.code.model_copy(update={"directory": str(directory)})
+    if code.previous is not None:
+        code = code.model_copy(update={"previous": str((path.parent / code.previous).absolute())})
     return spec.model_copy(update={"code": code})
 
 

@@ -101,12 +101,13 @@ def show_replay(spec: JobSpec, faulty: tuple[int, ...]) -> None:
 def _round_table(each: dict[str, Any]) -> Table:
     title = f"round {each['round']}, {each['purpose']}"
     table = Table("group", "machines", "outcome", title=title, box=box.SIMPLE_HEAD)
-    rows = list(enumerate(each["groups"]))
-    shown = [row for row in rows if row[1]["outcome"] == TrialOutcome.FAILED][:_GROUPS_SHOWN]
-    shown += [row for row in rows if row not in shown][: _GROUPS_SHOWN - len(shown)]
-    for number, group in sorted(shown, key=lambda row: row[0]):
-        mark = "[bold]failed[/bold]" if group["outcome"] == TrialOutcome.FAILED else "passed"
-        table.add_row(str(number), ", ".join(map(str, group["machines"])), mark)
-    if len(shown) < len(rows):
-        table.add_row("...", f"{len(rows) - len(shown)} groups more: see --json", "")
+    groups: list[dict[str, Any]] = each["groups"]
+    failed = [n for n, group in enumerate(groups) if group["outcome"] == TrialOutcome.FAILED]
+    others = [n for n in range(len(groups)) if n not in failed]
+    shown = sorted([*failed, *others][:_GROUPS_SHOWN])
+    for number in shown:
+        mark = "[bold]failed[/bold]" if number in failed else "passed"
+        table.add_row(str(number), ", ".join(map(str, groups[number]["machines"])), mark)
+    if len(shown) < len(groups):
+        table.add_row("...", f"{len(groups) - len(shown)} groups more: see --json", "")
     return table

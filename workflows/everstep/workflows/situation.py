@@ -189,7 +189,7 @@ class Situation:
             )
         finally:
             self._asked = False
-        return self._word is True
+        return bool(self._word)
 
     def answer(self, yes: bool, person: str, note: str) -> None:
         """A person's word; it counts for the question that is open, and for no later one."""
