@@ -44,6 +44,11 @@ class BrokenProducts(TorchDispatchMode):
         self._bit = bit
         self._probability = probability
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Else the first product imports the compiler: seconds.
+        return False
+
     def __torch_dispatch__(
         self,
         func: Callable[..., Any],
