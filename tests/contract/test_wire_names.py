@@ -80,6 +80,7 @@ def test_workflow_signal_and_query_names_are_pinned() -> None:
         "signals": [
             "admit",
             "assigned",
+            "copy_damaged",
             "incident_closed",
             "machine_evicted",
             "machine_joined",
@@ -90,7 +91,14 @@ def test_workflow_signal_and_query_names_are_pinned() -> None:
     }
     assert handlers(ResolveIncident) == {
         "name": ["ResolveIncident"],
-        "signals": ["alerts", "approve", "deny", "job_finished", "machine_joined"],
+        "signals": [
+            "alerts",
+            "approve",
+            "copy_damaged",
+            "deny",
+            "job_finished",
+            "machine_joined",
+        ],
         "queries": ["record"],
     }
 

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -44,7 +44,7 @@ async def register(client: Client) -> None:
 
 
 @contextmanager
-def dev_server(folder: Path) -> Iterator[str]:
+def dev_server(folder: Path) -> Generator[str]:
     """A real server, configured as a local run's, with its database in a folder; its address."""
     port = ports.free_port(HOST)
     process = subprocess.Popen(

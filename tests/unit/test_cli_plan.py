@@ -44,7 +44,9 @@ def test_json_of_figure_9(tmp_path: Path) -> None:
     assert result.exit_code == 0
     found = json.loads(result.stdout)
     assert found == plan(FIG_9)
-    assert set(found) == {"machines", "ranks", "groups", "backup", "unprotected", "standby"}
+    assert set(found) == {
+        "machines", "ranks", "groups", "backup", "unprotected", "exposed", "standby"
+    }  # fmt: skip
     assert found["machines"][4] == {"machine": 4, "ranks": [8, 9]}
     assert found["ranks"][9] == {
         "rank": 9,
@@ -56,6 +58,7 @@ def test_json_of_figure_9(tmp_path: Path) -> None:
     assert [found["backup"][str(rank)] for rank in (8, 9, 2, 3)] == [2, 3, 8, 9]
     assert len(found["backup"]) == 16
     assert found["unprotected"] == {}
+    assert found["exposed"] == []
     assert found["standby"]["count"] == 1
 
 
@@ -71,6 +74,22 @@ def test_json_says_why_a_rank_is_unprotected() -> None:
     assert found["backup"] == {}
     assert set(found["unprotected"]) == {"0", "1"}
     assert "one machine" in found["unprotected"]["0"]
+
+
+def test_json_names_every_group_that_cannot_be_evicted_whole() -> None:
+    # Both replicas have a rank on either machine, each pipeline lies within one.
+    found = plan(job(2, 2, {"tp": 1, "pp": 2, "dp": 2, "order": "tp-pp-dp"}))
+    assert found["unprotected"] == {}
+    assert found["exposed"] == [
+        {
+            "kind": "dp",
+            "ranks": ranks,
+            "machines": [0, 1],
+            "lost": [0, 1, 2, 3],
+            "reason": "it occupies all machines of the job",
+        }
+        for ranks in ([0, 2], [1, 3])
+    ]
 
 
 def test_standby_rule() -> None:
@@ -105,6 +124,10 @@ def test_text_says_what_an_eviction_would_lose(tmp_path: Path) -> None:
     # With dp 1 every copy lies in the rank's own pipeline, here of two.
     result = run(tmp_path, job(4, 1, {"tp": 1, "pp": 4}))
     assert "the state of every rank" in result.stdout
+    assert (
+        "Unprotected: the pp group. Evicting ranks 0-3 whole (machines 0-3) leaves no copy of the"
+        " state of ranks 0-3: it occupies all machines of the job."
+    ) in " ".join(result.stdout.split())
     result = run(tmp_path, job(1, 2, {"tp": 2}))
     assert "Without a backup: ranks 0-1: the job has one machine" in result.stdout
 

@@ -280,11 +280,18 @@ def test_transient_fault_evicts_nobody_whom_no_test_names(
     assert {*incident.evicted} <= {*tests[0][1]}
 
 
-def test_same_failure_is_same_symptom_on_a_common_machine() -> None:
+def test_same_failure_is_the_same_symptom_that_nothing_certain_tells_apart() -> None:
+    def certain(machine: str) -> Finding:
+        return finding((machine,), confident=True)
+
+    def killed(machine: str, rank: int) -> Finding:
+        return Finding(CRASH, (machine,), (rank,), False, "SIGKILL", killed=True)
+
     assert same_failure(finding(("m1", "m2")), finding(("m2",)))
     assert same_failure(finding(), finding())
-    assert not same_failure(finding(("m1",)), finding(("m2",)))
-    assert not same_failure(finding(("m1",)), finding())
-    assert not same_failure(
-        finding(("m1",)), Finding(Symptom.AGENT_LOST, ("m1",), (), True, "gone")
-    )
+    assert same_failure(finding(("m1",)), finding(("m2",))), "who ends first says little"
+    assert not same_failure(finding(), finding(symptom=NAN))
+    assert same_failure(certain("m1"), certain("m1"))
+    assert not same_failure(certain("m1"), certain("m2"))
+    assert not same_failure(killed("m1", 3), killed("m2", 5))
+    assert same_failure(killed("m1", 3), killed("m4", 3)), "its replacement runs the same rank"

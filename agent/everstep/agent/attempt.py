@@ -26,6 +26,7 @@ from everstep.agent.shards import ShardStore
 from everstep.agent.transfer import BackupSender
 from everstep.core.errors import TransientError
 from everstep.core.model import (
+    CopyDamaged,
     MachineEvent,
     RankExit,
     RankProgress,
@@ -218,7 +219,8 @@ class Attempt:
             self._order.restore_step,
             lambda rank, step: self._post(self._see_progress, rank, step),
             self._around.config.backup_timeout_s,
-            None if self._variant is None else self._see_replayed,
+            lambda rank, step, text: self._post(self._see_damage, rank, step, text),
+            on_replayed=None if self._variant is None else self._see_replayed,
         )
 
     def _post(self, function: Callable[..., None], *arguments: Any) -> None:
@@ -239,6 +241,11 @@ class Attempt:
     def _see_replayed(self, rank: int, digest: str) -> None:
         # In the channel's thread, whose end is waited for before the rank's is told.
         self._ranks[rank].replayed.append(digest)
+
+    def _see_damage(self, rank: int, step: int, text: str) -> None:
+        machine = self._around.config.machine
+        event = CopyDamaged(machine, self._order.attempt, rank, step, text, time.time())
+        self._around.on_event(event)
 
     def _see_end(self, rank: int, ended: Ended) -> None:
         # With another signal or a status it got ahead of the order.

@@ -38,6 +38,8 @@ class RankChannel:
         on_progress: Called with rank and step whenever the rank finished a step, in the channel's
             thread.
         backup_timeout_s: How long the rank waits for the holder to have a step, > 0.
+        on_damaged: Called with rank, step and one sentence when the rank's shard was found damaged,
+            in the channel's thread, before the rank hears what becomes of it.
         on_replayed: Called with rank and digest whenever a rank of a replay did all its steps, in
             the channel's thread; None where nothing is replayed.
     """
@@ -53,6 +55,7 @@ class RankChannel:
         restore_step: int,
         on_progress: Callable[[int, int], None],
         backup_timeout_s: float,
+        on_damaged: Callable[[int, int, str], None] = lambda rank, step, text: None,
         on_replayed: Callable[[int, str], None] | None = None,
     ) -> None:
         self.rank = rank
@@ -69,6 +72,7 @@ class RankChannel:
         self._restore_step = restore_step
         self._on_progress = on_progress
         self._backup_timeout_s = backup_timeout_s
+        self._on_damaged = on_damaged
         self._on_replayed = on_replayed
         self._replying = threading.Lock()
         self._greeted = False
@@ -165,8 +169,21 @@ class RankChannel:
         if not self._store.drop_damaged(self.rank, step):
             raise PermanentError(f"rank {self.rank}'s step {step} is as it was saved")
         damaged = f"machine {self._store.machine}'s step {step} of rank {self.rank} is damaged"
+        try:
+            source = self._fetch(step)
+        except EverstepError as error:
+            text = f"{damaged}, and {error}"
+            self._on_damaged(self.rank, step, text)
+            raise PermanentError(text) from error
+        text = f"{damaged}: fetched from machine {source}"
+        logger.warning("%s", text)
+        self._on_damaged(self.rank, step, text)
+        self._restore()
+
+    def _fetch(self, step: int) -> str:
+        """Get the backup; the name of the machine that had it."""
         if self._holder is None:
-            raise PermanentError(f"{damaged}, and it has no backup")
+            raise PermanentError("it has no backup")
         holder = self._holder.machine
         try:
             if self._mended:
@@ -175,10 +192,9 @@ class RankChannel:
                 raise PermanentError(f"it is damaged on machine {holder} too")
             self._sender.fetch(self.rank, step, self._holder)
         except EverstepError as error:
-            raise PermanentError(f"{damaged}, and its backup: {error}") from error
+            raise PermanentError(f"its backup: {error}") from error
         self._mended = True
-        logger.warning("%s: fetched from machine %s", damaged, holder)
-        self._restore()
+        return holder
 
     def _saved(self, step: int, slot: int) -> None:
         region = self._store.region(self.rank)

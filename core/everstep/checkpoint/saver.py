@@ -112,8 +112,7 @@ class Saver:
             EverstepError: An earlier step could not be saved.
         """
         self.wait(Stage.COPIED)
-        if self._copier is None:
-            self._copier = copier_for(state)
+        self._copier = self._copier_for(state)
         self._copier.mark()
         with self._news:
             self._next = _Task(step, state, self._copier)
@@ -156,6 +155,14 @@ class Saver:
             # Whoever waits must hear of it.
             logger.exception("%s: saving failed", self._who)
             self._fail(PermanentError(f"{self._who}: saving failed: {error!r}"))
+
+    def _copier_for(self, state: FlatTree) -> Copier:
+        old = self._copier
+        if old is not None and old.devices == state.cuda_devices:
+            return old
+        if old is not None:
+            old.release()
+        return copier_for(state)
 
     def _take(self) -> _Task | None:
         with self._news:

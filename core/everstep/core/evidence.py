@@ -143,11 +143,13 @@ def signal_name(number: int) -> str:
 def same_failure(one: Finding, other: Finding) -> bool:
     """Whether a failure after a recovery is the one that was recovered from, come back.
 
-    The same symptom on the same machine, on the same rank wherever it runs now, or with nobody
-    standing out in either. A different one is an incident of its own, with a ladder of its own.
+    The same symptom on the same machine, on the same rank wherever it runs now, or where nothing
+    certain tells the two apart: which rank ends first in a crash says little. A machine's certain
+    fault, or a rank that somebody killed, is of its own kind each time. A different failure is an
+    incident of its own, with a ladder of its own.
     """
     if one.symptom is not other.symptom:
         return False
-    if not one.machines and not other.machines:
+    if not any(finding.confident or finding.killed for finding in (one, other)):
         return True
     return bool({*one.machines} & {*other.machines} or {*one.ranks} & {*other.ranks})

@@ -414,7 +414,28 @@ class RankProgress:
     at_s: float
 
 
-MachineEvent = MachineInfo | RankExit | RanksFinished | RanksStarted | RankProgress
+@dataclass(frozen=True, slots=True)
+class CopyDamaged:
+    """A rank found its shard damaged when it was about to restore it.
+
+    Attributes:
+        machine: Whose memory held the shard; it is forgotten there.
+        attempt: The attempt that restores.
+        rank: Whose shard it was.
+        step: Its step.
+        detail: One sentence: what was damaged, and which copy took its place or why none did.
+        at_s: When.
+    """
+
+    machine: str
+    attempt: int
+    rank: int
+    step: int
+    detail: str
+    at_s: float
+
+
+MachineEvent = MachineInfo | RankExit | RanksFinished | RanksStarted | RankProgress | CopyDamaged
 """What an agent tells the outside, in the order in which it saw it."""
 
 

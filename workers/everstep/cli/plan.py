@@ -18,7 +18,7 @@ from everstep.cli.plan_ladder import plan_ladder, show_ladder
 from everstep.cli.plan_replay import parse_faulty, plan_replay, show_replay
 from everstep.core.errors import InputError
 from everstep.core.groups import KINDS, Layout
-from everstep.core.placement import BackupPlan
+from everstep.core.placement import BackupPlan, ExposedGroup, exposed_groups
 from everstep.spec.job import JobSpec
 from everstep.spec.load import load_spec
 
@@ -75,8 +75,10 @@ def plan(spec: JobSpec) -> dict[str, Any]:
     Returns:
         `machines` (slot and ranks of each), `ranks` (machine and coordinates of each), `groups`
         (lists of ranks by kind: tp, pp, dp, and others of a size above 1), `backup` (rank to the
-        rank whose machine holds its copy), `unprotected` (rank to the reason), and `standby`
-        (count and the rule that it follows from). Ranks that are keys are texts, as in JSON.
+        rank whose machine holds its copy), `unprotected` (rank to the reason), `exposed` (the
+        groups that cannot be evicted whole without losing all copies of some ranks' state), and
+        `standby` (count and the rule that it follows from). Ranks that are keys are texts, as in
+        JSON.
     """
     layout, backup = spec.layout(), spec.backup_plan()
     kinds = _shown_kinds(layout)
@@ -96,6 +98,16 @@ def plan(spec: JobSpec) -> dict[str, Any]:
         "groups": {kind: [list(group) for group in layout.groups(kind)] for kind in kinds},
         "backup": {str(rank): holder for rank, holder in backup.holder.items()},
         "unprotected": {str(rank): reason for rank, reason in backup.unprotected.items()},
+        "exposed": [
+            {
+                "kind": exposed.group.kind,
+                "ranks": list(exposed.group.ranks),
+                "machines": list(exposed.group.machines),
+                "lost": list(exposed.lost),
+                "reason": exposed.reason,
+            }
+            for exposed in exposed_groups(layout, backup)
+        ],
         "standby": {
             "count": spec.standby_count(),
             "rule": _standby_rule(spec),
@@ -134,7 +146,11 @@ def _show(spec: JobSpec) -> None:
         f" of {layout.gpus_per_machine}, order {spec.parallelism.order} (first varies fastest)"
     )
     console.print(_machine_table(layout, backup))
-    console.print(_group_table(layout, backup))
+    exposed = exposed_groups(layout, backup)
+    console.print(_group_table(layout, exposed))
+    for kind in layout.wide_kinds:
+        if of_kind := [one for one in exposed if one.group.kind == kind]:
+            console.print(_warning(layout, of_kind))
     for reason, ranks in _by_reason(backup).items():
         console.print(f"Without a backup: {_ranges('rank', ranks)}: {escape(reason)}")
     console.print(f"Standby machines: {spec.standby_count()}. {_standby_rule(spec)}")
@@ -166,7 +182,7 @@ def _machine_row(
     yield _ranges("machine", holders) if holders else "nobody"
 
 
-def _group_table(layout: Layout, backup: BackupPlan) -> Table:
+def _group_table(layout: Layout, exposed: Sequence[ExposedGroup]) -> Table:
     table = Table(box=box.SIMPLE_HEAD)
     for header in ("groups", "size", "number", "machines each", "the first"):
         table.add_column(header, no_wrap=True)
@@ -180,20 +196,32 @@ def _group_table(layout: Layout, backup: BackupPlan) -> Table:
             str(len(groups)),
             _folded({len(machines) for machines in occupied}),
             _ranges("rank", groups[0]),
-            _worst_eviction(layout, backup, occupied),
+            _worst_eviction(layout, [one for one in exposed if one.group.kind == kind]),
         )
     return table
 
 
-def _worst_eviction(layout: Layout, backup: BackupPlan, occupied: Iterable[tuple[int, ...]]) -> str:
+def _worst_eviction(layout: Layout, exposed: Sequence[ExposedGroup]) -> str:
     """What the eviction that costs most would cost."""
-    losses = [(backup.lost_with(layout, machines), machines) for machines in sorted({*occupied})]
-    lost, machines = max(losses, key=lambda loss: len(loss[0]))
-    if not lost:
+    if not exposed:
         return "nothing"
-    if len(lost) == layout.world_size:
+    worst = max(exposed, key=lambda one: len(one.lost))
+    if len(worst.lost) == layout.world_size:
         return "the state of every rank"
-    return f"the state of {_ranges('rank', lost)} (with {_ranges('machine', machines)})"
+    machines = _ranges("machine", worst.group.machines)
+    return f"the state of {_ranges('rank', worst.lost)} (with {machines})"
+
+
+def _warning(layout: Layout, exposed: Sequence[ExposedGroup]) -> str:
+    """What to know beforehand about groups of one kind."""
+    kind, first = exposed[0].group.kind, exposed[0]
+    number = len(layout.groups(kind))
+    which = f"{len(exposed)} of {number} {kind} groups" if number > 1 else f"the {kind} group"
+    return (
+        f"Unprotected: {which}. Evicting {_ranges('rank', first.group.ranks)} whole"
+        f" ({_ranges('machine', first.group.machines)}) leaves no copy of the state of"
+        f" {_ranges('rank', first.lost)}: {first.reason}."
+    )
 
 
 def _by_reason(backup: BackupPlan) -> dict[str, list[int]]:

@@ -10,11 +10,11 @@ from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
 
 from everstep.core import names
-from everstep.core.model import Alert, MachineInfo, RanksFinished
+from everstep.core.model import Alert, CopyDamaged, MachineInfo, RanksFinished
 
 logger = logging.getLogger(__name__)
 
-Report = Alert | MachineInfo | RanksFinished
+Report = Alert | MachineInfo | RanksFinished | CopyDamaged
 
 RETRY_EVERY_S = 0.2
 """The server is away for a second or so when it restarts; the job's workflow may not exist yet."""
@@ -53,8 +53,12 @@ class Reporter:
                 await self._signal("machine_joined", report)
             elif isinstance(report, RanksFinished):
                 await self._signal("ranks_finished", report)
+            elif isinstance(report, CopyDamaged):
+                await self._signal("copy_damaged", report)
 
-    async def _signal(self, name: str, value: list[Alert] | MachineInfo | RanksFinished) -> None:
+    async def _signal(
+        self, name: str, value: list[Alert] | MachineInfo | RanksFinished | CopyDamaged
+    ) -> None:
         while True:
             try:
                 await self._handle.signal(name, value)

@@ -34,7 +34,10 @@ async def restart_in_place(now: Situation) -> bool:
     try:
         if any(plan.pulls.values()):
             await now.unless_overtaken(restart.restore(now.job, now.assignment, plan))
-            now.story.tell(f"memory restored to step {plan.step} from other machines")
+            now.story.tell(
+                f"memory restored to step {plan.step} from other machines: "
+                f"{restart.pulls_text(plan.pulls)}"
+            )
         start = restart.start(now.job, now.assignment, now.backup, plan.step)
         await now.unless_overtaken(start)
         now.story.tell(f"attempt {attempt} started from step {plan.step}")

@@ -14,7 +14,7 @@ from temporalio import workflow
 from temporalio.exceptions import ActivityError
 
 from everstep.core import evidence, memory
-from everstep.core.model import Alert, IncidentRecord, MachineInfo, Symptom
+from everstep.core.model import Alert, CopyDamaged, IncidentRecord, MachineInfo, Symptom
 from everstep.workflows import restart, story
 from everstep.workflows.in_place import redone, restart_in_place
 from everstep.workflows.messages import Approval, IncidentInput, IncidentResult
@@ -28,7 +28,8 @@ class ResolveIncident:
     """Takes one job from an alert back to stable training.
 
     Signals: `alerts` (more evidence), `machine_joined` (somebody to give a slot to),
-    `job_finished`, `approve` and `deny` (a person's word on what holds it). Query: `record`.
+    `copy_damaged` (a rank restores from another copy, or cannot), `job_finished`, `approve` and
+    `deny` (a person's word on what holds it). Query: `record`.
     """
 
     @workflow.init
@@ -51,6 +52,13 @@ class ResolveIncident:
         self._now.pool = [known for known in self._now.pool if known.machine != machine.machine]
         self._now.pool.append(machine)
         self._now.story.tell(f"machine {machine.machine} joined")
+
+    @workflow.signal
+    def copy_damaged(self, damaged: CopyDamaged) -> None:
+        """A rank could not restore its machine's own copy; agents may say so twice."""
+        text = f"attempt {damaged.attempt}: {damaged.detail}"
+        if all(entry.text != text for entry in self._now.record.timeline):
+            self._now.story.tell(text, damaged.at_s)
 
     @workflow.signal
     def job_finished(self) -> None:

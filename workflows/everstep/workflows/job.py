@@ -19,6 +19,7 @@ from everstep.core.model import (
     FROM_THE_BEGINNING,
     Alert,
     Assignment,
+    CopyDamaged,
     MachineInfo,
     Observer,
     RanksFinished,
@@ -55,9 +56,9 @@ GATHERING_S = 60.0
 class RunJob:
     """Runs one job from its first start to the end of its last rank.
 
-    Signals: `report_alerts`, `machine_joined`, `ranks_finished` (from agents and the analyzer),
-    `assigned`, `machine_evicted`, `incident_closed` (from the open incident), `admit` (from a
-    person). Query: `status`.
+    Signals: `report_alerts`, `machine_joined`, `ranks_finished`, `copy_damaged` (from agents and
+    the analyzer), `assigned`, `machine_evicted`, `incident_closed` (from the open incident),
+    `admit` (from a person). Query: `status`.
     """
 
     @workflow.init
@@ -126,6 +127,12 @@ class RunJob:
             self._state.finished.append(finished.machine)
         if self._all_finished():
             await self._tell_incident("job_finished", None)
+
+    @workflow.signal
+    async def copy_damaged(self, damaged: CopyDamaged) -> None:
+        """A rank's own copy was of no use to it: the recovery under way tells why."""
+        workflow.logger.warning("%s", damaged.detail)
+        await self._tell_incident("copy_damaged", damaged)
 
     @workflow.signal
     def assigned(self, assignment: Assignment) -> None:
@@ -284,7 +291,9 @@ class RunJob:
         self._state.handed += alerts
         await self._tell_incident("alerts", alerts)
 
-    async def _tell_incident(self, signal: str, value: MachineInfo | list[Alert] | None) -> None:
+    async def _tell_incident(
+        self, signal: str, value: MachineInfo | CopyDamaged | list[Alert] | None
+    ) -> None:
         """Signal the open incident, if there is one that still listens."""
         await workflow.wait_condition(lambda: not self._opening())
         if self._state.active is None:

@@ -7,7 +7,7 @@ workflow: deterministic, all effects through ports.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -19,6 +19,7 @@ from everstep.core.model import (
     Assignment,
     MachineInfo,
     MachineReport,
+    Pull,
     RankStart,
     RestoreOrder,
     StartOrder,
@@ -30,6 +31,9 @@ from everstep.core.restore import RestorePlan
 from everstep.workflows import options
 from everstep.workflows.messages import AwaitStep, JobInput
 from everstep.workflows.ports import AnalysisPort, MachinePort
+
+MAX_MACHINES_TOLD = 8
+"""In one line of a story."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +184,19 @@ async def _all_of(calls: Sequence[tuple[str, Awaitable[None]]]) -> list[Refusal]
 def why(error: ActivityError) -> str:
     """The reason inside an activity error, whose own text is always the same sentence."""
     return str(error.cause) if error.cause is not None else str(error)
+
+
+def pulls_text(pulls: Mapping[str, Sequence[Pull]]) -> str:
+    """Who lacked whose shards, and where they came from: "m4 lacked ranks 2-3 (from m0)"."""
+    texts: list[str] = []
+    for machine, items in pulls.items():
+        of_source: dict[str, list[int]] = {}
+        for item in items:
+            of_source.setdefault(item.machine, []).append(item.rank)
+        sources = ", ".join(f"{ranks_text(of)} (from {name})" for name, of in of_source.items())
+        texts.append(f"{machine} lacked ranks {sources}")
+    more = len(texts) - MAX_MACHINES_TOLD
+    return "; ".join(texts[:MAX_MACHINES_TOLD]) + (f"; and {more} more" if more > 0 else "")
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
