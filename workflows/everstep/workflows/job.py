@@ -45,6 +45,9 @@ MAX_RECENT_KEYS = 1_000
 """Alerts remembered for dropping duplicates: a whole job's ranks ending twice at the paper's scale
 of machines fits, batched by machine."""
 
+MAX_NOTED = 50
+"""Alerts that stop nothing, kept for whoever asks."""
+
 GATHERING_S = 60.0
 """How long the first start waits for standbys once there are machines for every slot."""
 
@@ -81,7 +84,8 @@ class RunJob:
             if evidence.calls_for_action(alert):
                 self._state.pending.append(alert)
             else:
-                workflow.logger.warning("noted: %s on %s", alert.detail, alert.machine)
+                self._state.noted = [*self._state.noted, alert][-MAX_NOTED:]
+                workflow.logger.warning("noted: %s: %s", alert.machine or "job", alert.detail)
 
     @workflow.signal
     async def machine_joined(self, machine: MachineInfo) -> None:
@@ -174,6 +178,7 @@ class RunJob:
             barred=tuple(machine.machine for machine in self._state.barred),
             machines=tuple(self._state.machines),
             codes=tuple(self._state.codes),
+            noted=tuple(self._state.noted),
         )
 
     # --- The life of a job -----------------------------------------------------------------------
@@ -318,7 +323,7 @@ class RunJob:
                 if k.machine != alert.machine or k.joined_at_s > alert.at_s
             ]
             return self._holds_slot(alert.machine) or self._state.active is not None
-        if alert.subject:
+        if alert.subject and not alert.attempt:
             if alert.confident:
                 self._state.pool = [k for k in self._state.pool if k.machine != alert.machine]
             return self._holds_slot(alert.machine)
