@@ -120,8 +120,8 @@ class Attempt:
         self._over = False
         self._stopped: list[int] = []
         self._reports: set[asyncio.Task[None]] = set()
-        self._reading: asyncio.Task[None] | None = None
         self._times: asyncio.Task[None] | None = None
+        self._reading: asyncio.Task[None] | None = None
         # Closing waits for a channel's thread, which may wait for another machine.
         self._closers = ThreadPoolExecutor(max(1, 2 * len(order.ranks)), "channel-closer")
 
@@ -164,9 +164,9 @@ class Attempt:
             ),
         )
         pids = tuple(self._launch_rank(start) for start in order.ranks)
+        self._post(self._time_logs)
         if around.config.step_pattern is not None:
             self._post(self._begin_reading)
-        self._post(self._time_logs)
         effect = "started" if self._variant is None else self._variant.name
         around.journal.write(effect, attempt=order.attempt, ranks=ranks, pids=pids)
         return pids
@@ -201,13 +201,11 @@ class Attempt:
         except TimeoutError as error:
             raise TransientError(f"ranks {sorted(self._alive)} do not die") from error
         await asyncio.gather(*(self._hang_up(rank) for rank in self._ranks.values()))
-        if self._times is not None:
-            self._times.cancel()
-            await asyncio.wait([self._times])
         self._closers.shutdown(wait=False)
-        if self._reading is not None:
-            self._reading.cancel()
-            await asyncio.gather(self._reading, return_exceptions=True)
+        watching = [task for task in (self._times, self._reading) if task is not None]
+        for task in watching:
+            task.cancel()
+        await asyncio.gather(*watching, return_exceptions=True)
         self._over = True
 
     def _time_logs(self) -> None:

@@ -74,9 +74,9 @@ def machine_config(name: str, given: settings.WorkerSettings, spec: JobSpec) -> 
         gpus_per_machine=spec.gpus_per_machine,
         secret=given.secret(),
         backup_timeout_s=spec.checkpoint.backup_timeout_s,
-        step_pattern=spec.detection.step_pattern,
         cgroup=own_cgroup(),
         faults_directory=faults_directory(folder.machines / name) if given.inject_faults else None,
+        step_pattern=spec.detection.step_pattern,
     )
 
 
