@@ -8,6 +8,8 @@ from typing import get_args
 
 import pytest
 
+from everstep.core.ladder import Policy
+from everstep.core.ladder_table import ladder_rows
 from everstep.spec.job import JobSpec
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,6 +31,13 @@ def test_named_modules_and_make_targets_exist(page: str) -> None:
         assert f"\n{target}:" in makefile, target
     for module in re.findall(r"python -m ((?:benchmarks|tests)[\w.]+)", text):
         assert (ROOT / (module.replace(".", "/") + ".py")).exists(), module
+
+
+def test_ladder_of_the_readme_is_the_ladder() -> None:
+    page = (ROOT / "README.md").read_text()
+    for row in ladder_rows(Policy(8, 0.5, 3)):
+        rungs = ", ".join(decision.rung.value for decision in row.climbs)
+        assert f"| {row.evidence} | {rungs} |\n" in page
 
 
 def test_every_field_of_a_spec_has_its_line_of_documentation() -> None:

@@ -34,13 +34,13 @@ def config_of(
     settings: dict[str, Any] = {
         "job": "toy",
         "machine": "m0",
+        "code_directory": root / "code",
         "directory": root / "m0",
         "environment": {} if torch else {"PYTHONPATH": path},
     }
     return MachineConfig(
         host=HOST,
         command=command,
-        code_directory=root / "code",
         output_dir=root / "out",
         parallelism="tp=1,pp=1,dp=2;order=tp-pp-dp",
         gpus_per_machine=2,

@@ -7,6 +7,7 @@ import signal
 import uuid
 from collections.abc import Generator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -51,12 +52,8 @@ async def test_a_rank_that_the_kernel_killed_for_memory_is_told_from_one_that_a_
     tmp_path: Path, limited: tuple[str, Path]
 ) -> None:
     cgroup, folder = limited
-    config = config_of(
-        tmp_path,
-        ("python", "train.py"),
-        cgroup=cgroup,
-        environment={"PYTHONPATH": str(tmp_path / "no-torch"), "CGROUP": str(folder)},
-    )
+    config = config_of(tmp_path, ("python", "train.py"), cgroup=cgroup)
+    config = replace(config, environment={**config.environment, "CGROUP": str(folder)})
     async with Rig(config) as rig:
         rig.write(EAT)
         started = await rig.machine.start(rig.order(attempt=1))

@@ -79,7 +79,7 @@ def test_the_library_says_it(monkeypatch: pytest.MonkeyPatch) -> None:
         sender,
         None,
         0,
-        lambda *_: None,
+        lambda rank, step: None,
         1.0,
         on_word=lambda _, word: words.append(word),
     )

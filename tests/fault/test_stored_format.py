@@ -60,7 +60,7 @@ def assert_same(one: Any, other: Any) -> None:
         assert one.stride() == other.stride()
         assert torch.equal(one, other)
     elif isinstance(one, dict):
-        mapping = dict[Any, Any](one)
+        mapping: dict[Any, Any] = one  # pyright: ignore[reportUnknownVariableType] - one is Any
         assert list(mapping) == list(other)
         for key, value in mapping.items():
             assert_same(value, other[key])

@@ -149,3 +149,58 @@ def test_a_wrong_spec_ends_with_code_2_and_a_short_message(
     assert message in result.stderr
     assert "Traceback" not in result.stderr
     assert len(result.stderr.splitlines()) <= 7
+
+
+FIG_6 = job(24, 2, {"tp": 2, "pp": 4, "dp": 6, "order": "tp-pp-dp"}, replay={"steps": 5})
+
+
+def test_replay_of_figure_6(tmp_path: Path) -> None:
+    result = run(tmp_path, FIG_6, "--replay", "--faulty", "13", "--json")
+    assert result.exit_code == 0
+    found = json.loads(result.stdout)
+    assert (found["m"], found["n"], found["repeats"]) == (4, 6, 8)
+    first, second = found["rounds"]
+    assert [g["outcome"] for g in first["groups"]].index("failed") == 3
+    assert [g["outcome"] for g in second["groups"]].index("failed") == 1
+    assert (found["conclusion"], found["evict_machines"]) == ("found", [13])
+
+
+def test_replay_shows_rounds_and_what_they_conclude(tmp_path: Path) -> None:
+    result = run(tmp_path, FIG_6, "--replay", "--faulty", "17, 13")
+    assert "Evict: 13, 17." in result.stdout
+    assert "round 3, one by one" in result.stdout
+    assert "Evict: nobody. not reproduced" in run(tmp_path, FIG_6, "--replay").stdout
+    large = run(tmp_path, PRODUCTION, "--replay", "--faulty", "1100")
+    assert "Evict: 1100." in large.stdout
+    assert "replay.steps is 0" in large.stdout
+    assert len(large.stdout.splitlines()) < 90
+
+
+def test_ladder_follows_modes_and_what_the_job_can_do(tmp_path: Path) -> None:
+    asked = job(4, 2, {"dp": 8}, safety={"modes": {"rollback": "approve"}})
+    text = " ".join(run(tmp_path, asked, "--ladder").stdout.split())
+    assert "checks > reattempt > rollback (if a person agrees) > page" in text
+    assert "Never climbed: replay: replay.steps is 0" in text
+    found = json.loads(run(tmp_path, FIG_6, "--ladder", "--json").stdout)
+    rungs = {row["evidence"]: [r["rung"] for r in row["rungs"]] for row in found["ladder"]}
+    assert rungs["a crash without a culprit, or NaN"] == [
+        "checks", "reattempt", "rollback", "replay", "page"
+    ]  # fmt: skip
+    assert found["unavailable"] == {}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--replay", "--faulty", "24"), "--faulty: '24' is not a machine"),
+        (("--replay", "--faulty", "x"), "--faulty: 'x' is not a machine"),
+        (("--faulty", "3"), "--replay, which --faulty belongs to"),
+        (("--ladder", "--replay"), "Give --ladder alone"),
+    ],
+)
+def test_wrong_options_end_with_code_2(
+    tmp_path: Path, options: tuple[str, ...], message: str
+) -> None:
+    result = run(tmp_path, FIG_6, *options)
+    assert result.exit_code == 2
+    assert message in result.stderr

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ValidationError
 
 from everstep.core.errors import InputError
 from everstep.core.groups import Layout
+from everstep.core.model import Mode, Rung
 from everstep.spec.job import JobSpec
 from everstep.spec.load import load_spec
 
@@ -79,6 +80,21 @@ def test_defaults(folder: Path) -> None:
     assert (spec.ladder.probation_steps, spec.ladder.probation_s) == (5, 10)
     assert spec.ladder.max_restarts_without_progress == 3
     assert (spec.safety.max_evicted_ratio, spec.safety.window_s) == (0.5, 86_400)
+
+
+def test_one_word_sets_all_modes(folder: Path) -> None:
+    spec = load_spec(write(folder, f"{SPEC}safety: {{modes: observe}}\n"))
+    assert spec.safety.modes.by_rung() == dict.fromkeys(
+        [Rung.EVICT, Rung.CHECKS, Rung.REATTEMPT, Rung.ROLLBACK, Rung.REPLAY], Mode.OBSERVE
+    )
+    assert JobSpec.model_validate_json(spec.model_dump_json()) == spec
+
+
+def test_previous_code_is_found_beside_the_spec(folder: Path) -> None:
+    (folder / "old").mkdir()
+    text = SPEC.replace("{directory: .}", "{directory: ., previous: old}")
+    assert load_spec(write(folder, text)).code.previous == str(folder / "old")
+    assert "code.previous" in refusal(folder, text.replace("previous: old", "previous: gone"))
 
 
 def test_every_field_has_a_line_of_documentation() -> None:
@@ -195,6 +211,9 @@ def test_wrong_fields_name_field_value_and_fix(
         ),
         ("safety: {max_evicted_ratio: 1.5}", "safety.max_evicted_ratio: 1.5 must be at most 1.0"),
         ("ladder: {probation_steps: 2.5}", "ladder.probation_steps: 2.5 is not a whole number"),
+        ("safety: {modes: {evict: ask}}", "safety.modes.evict: 'ask' is none of 'observe', 'app"),
+        ("safety: {webhook: 'https://x'}", "safety.webhook: 'https://x' is not the name of a"),
+        ("replay: {shows_ratio: 0}", "replay.shows_ratio: 0 must be above 0"),
         ("safety: 3", "safety: 3 is not a mapping. Write {FIELD: VALUE} with: max_evicted_ratio"),
     ],
 )

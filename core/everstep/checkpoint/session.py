@@ -28,6 +28,7 @@ from typing import Any, Literal, Protocol, SupportsFloat
 from everstep.checkpoint import agreement, tree
 from everstep.checkpoint.agent_link import AgentLink
 from everstep.checkpoint.checksums import checksum
+from everstep.checkpoint.replaying import replay
 from everstep.checkpoint.saver import Saver, Stage, map_region
 from everstep.core import channel, names
 from everstep.core.errors import EverstepError, PermanentError
@@ -187,6 +188,13 @@ class Session(ABC):
     def _enter(self, phase: Phase) -> Phase:
         """Be in another phase; the one before."""
 
+    def replayed(self, digest: str) -> None:  # noqa: B027 - nothing to do in a session that trains
+        """In a replay (`checkpoint.replay`): all steps were done, and this is the state's digest.
+
+        Args:
+            digest: Of all weights and moments of this rank, to the bit.
+        """
+
     @abstractmethod
     def close(self) -> None:
         """Let the last step be saved, and let go of the agent; also done when the script ends."""
@@ -217,6 +225,8 @@ def connect(redone_steps: Literal[1, 2] = 1) -> Session:
     # Programs that the script starts would else keep the channel open after the script's end.
     sock.set_inheritable(False)
     try:
+        if replay() is not None:
+            return _ReplaySession(sock)
         return _AttachedSession(sock, Stage.STABLE if redone_steps == 1 else Stage.COPIED)
     except BaseException:
         sock.close()
@@ -250,6 +260,20 @@ class _DetachedSession(Session):
 
     def close(self) -> None:
         pass
+
+
+class _ReplaySession(_DetachedSession):
+    """An agent that hears how a replay ends, and keeps nothing of it."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._link = AgentLink(sock, _ANSWER_PATIENCE_S)
+        self._link.ask(channel.Hello(), channel.Welcome)
+
+    def replayed(self, digest: str) -> None:
+        self._link.tell(channel.Replayed(digest))
+
+    def close(self) -> None:
+        self._link.close()
 
 
 class _AttachedSession(Session):

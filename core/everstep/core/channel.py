@@ -1,9 +1,9 @@
 """What a rank and its agent say to each other over the local channel.
 
 A stream socket pair that the rank inherits (`names.ENV_CHANNEL_FD`). Each message is 4 bytes of
-length and a JSON object. The rank asks, the agent answers; `Report` and `Entered` are not answered,
-and the answer to `Saved` may come any time later, or never. File descriptors of shared memory
-travel beside an answer's first byte.
+length and a JSON object. The rank asks, the agent answers; `Report`, `Entered` and `Replayed` are
+not answered, and the answer to `Saved` may come any time later, or never. File descriptors of
+shared memory travel beside an answer's first byte.
 
     rank                        agent
     Hello                       Welcome
@@ -13,6 +13,7 @@ travel beside an answer's first byte.
     Saved                       Protected, once the backup holder has it or could not get it
     Report                      -
     Entered                     -
+    Replayed                    -
     any                         Failed
 """
 
@@ -150,6 +151,13 @@ class Entered:
 
 
 @dataclass(frozen=True, slots=True)
+class Replayed:
+    """The rank of a replay did all its steps once, and ended in a state with this digest."""
+
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
 class Failed:
     """The agent could not do what it was asked for."""
 
@@ -168,6 +176,7 @@ Message = (
     | Protected
     | Report
     | Entered
+    | Replayed
     | Failed
 )
 

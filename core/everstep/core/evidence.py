@@ -28,6 +28,9 @@ CONNECTION_WORDS = (
 )
 """What gloo and NCCL print on the ranks that only lost a peer."""
 
+SENT_BY_OTHERS = (signal.SIGKILL, signal.SIGTERM)
+"""Signals that no program raises by a fault of its own or of its machine."""
+
 WORDS_LINES = 10
 WORDS_LINE_CHARS = 200
 """Enough for the end of a traceback; the record of an incident travels through histories."""
@@ -92,7 +95,16 @@ def _from_exits(failed: Sequence[RankExit]) -> Finding:
     if out_of_memory is not None:
         reason = _how(out_of_memory, failed)
         where, who = (out_of_memory.machine,), (out_of_memory.rank,)
-        return Finding(Symptom.CPU_OOM, where, who, False, reason, Action.RETRY.value, 0.9)
+        return Finding(
+            Symptom.CPU_OOM,
+            where,
+            who,
+            False,
+            reason,
+            killed=True,
+            first_action=Action.RETRY.value,
+            confidence=0.9,
+        )
     by_signal = [e for e in failed if e.signal is not None]
     if said is not None and said.standing >= Standing.SIGN and not _overtaken(said, by_signal):
         return _from_words(said, failed)
@@ -102,7 +114,8 @@ def _from_exits(failed: Sequence[RankExit]) -> Finding:
     if first.signal is None and not first.step and not blames_connection(first):
         # An error of its own before any step: the code is accused, and no machine for running it.
         return Finding(Symptom.CODE_ERROR, (), (first.rank,), False, reason)
-    return Finding(Symptom.PROCESS_CRASH, (first.machine,), (first.rank,), False, reason)
+    killed = first.signal in SENT_BY_OTHERS
+    return Finding(Symptom.PROCESS_CRASH, (first.machine,), (first.rank,), False, reason, killed)
 
 
 def _from_words(said: Testimony, failed: Sequence[RankExit]) -> Finding:
@@ -116,7 +129,15 @@ def _from_words(said: Testimony, failed: Sequence[RankExit]) -> Finding:
     if symptom is Symptom.CODE_ERROR and where:
         # An exception without a known text, in the middle of a run, may come from anywhere.
         symptom = Symptom.PROCESS_CRASH
-    return Finding(symptom, where, (speaker.rank,), said.is_certain, reason, action, confidence)
+    return Finding(
+        symptom,
+        where,
+        (speaker.rank,),
+        said.is_certain,
+        reason,
+        first_action=action,
+        confidence=confidence,
+    )
 
 
 def _overtaken(said: Testimony, by_signal: Sequence[RankExit]) -> bool:
@@ -181,11 +202,13 @@ def signal_name(number: int) -> str:
 def same_failure(one: Finding, other: Finding) -> bool:
     """Whether a failure after a recovery is the one that was recovered from, come back.
 
-    The same symptom on the same machine, or the same symptom with nobody standing out in either. A
-    different one is an incident of its own, with a ladder of its own.
+    The same symptom on the same machine, on the same rank wherever it runs now, or where nothing
+    certain tells the two apart: which rank ends first in a crash says little. A machine's certain
+    fault, or a rank that somebody killed, is of its own kind each time. A different failure is an
+    incident of its own, with a ladder of its own.
     """
     if one.symptom is not other.symptom:
         return False
-    if not one.machines and not other.machines:
+    if not any(finding.confident or finding.killed for finding in (one, other)):
         return True
-    return bool(set(one.machines) & set(other.machines))
+    return bool({*one.machines} & {*other.machines} or {*one.ranks} & {*other.ranks})

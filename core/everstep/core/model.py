@@ -53,8 +53,48 @@ class Rung(StrEnum):
     """One step of the escalation ladder."""
 
     EVICT = "evict"
+    CHECKS = "checks"
     REATTEMPT = "reattempt"
+    ROLLBACK = "rollback"
+    REPLAY = "replay"
     PAGE = "page"
+
+
+class Mode(StrEnum):
+    """How a rung may be performed: by itself, after a person's word, or not at all.
+
+    An observed rung is noted with what it would have done, and the ladder goes on to the next.
+    """
+
+    OBSERVE = "observe"
+    APPROVE = "approve"
+    AUTOMATIC = "automatic"
+
+
+class ClimbOutcome(StrEnum):
+    """What a rung brought, as far as it can be said before the restart that follows it."""
+
+    DONE = "done"
+    """Performed; whether it helped is told by what happens after the restart."""
+    FOUND = "found"
+    """Tests named machines."""
+    PASSED = "passed"
+    """Every test passed on every machine, or the failure did not show again."""
+    COULD_NOT_TELL = "could_not_tell"
+    """Tests named nobody, and not all of them could be told."""
+    OBSERVED = "observed"
+    """Not performed: the rung's mode is observe."""
+    DENIED = "denied"
+    """Not performed: a person said no."""
+
+
+class Check(StrEnum):
+    """One stop-time check: what a machine does to itself, or with others, while nothing trains."""
+
+    GPU = "gpu"
+    MACHINE = "machine"
+    LINKS = "links"
+    BITWISE = "bitwise"
 
 
 class Outcome(StrEnum):
@@ -317,6 +357,60 @@ class RestoreReport:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckOrder:
+    """Check a machine on which no ranks run.
+
+    Attributes:
+        attempt: The attempt that was stopped.
+        check: What to check.
+        deadline_s: How long the check may take, > 0; whatever runs then is killed.
+        peers: For `links` only: the machines that meet, this one among them, in an order that all
+            of them are given. The first one hosts the store in which they meet.
+        number: Tells apart checks of one attempt that are alike; 0, 1, ...
+        model: For `bitwise` only: the kind of the job's model, `dense` or `moe`.
+        device: `cpu` or `cuda`; empty: the GPUs if torch finds any, else the CPU.
+    """
+
+    attempt: int
+    check: Check
+    deadline_s: float
+    peers: tuple[MachineInfo, ...] = ()
+    number: int = 0
+    model: str = "dense"
+    device: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """What a check found on one machine.
+
+    Attributes:
+        machine: Who was checked.
+        check: What was checked.
+        verdict: What it says. For `links`, faulty means that this group of machines failed, not
+            that this machine did; for `bitwise`, healthy means no more than that there is a digest.
+        detail: One sentence with what decided.
+        digest: For `bitwise`: SHA-256 over outputs and gradients of all ranks of the machine;
+            empty when there is none.
+        peers: For `links`: the machines that could not be reached or sent wrong content, sorted.
+        took_s: How long it took.
+        device: What was checked, `cpu` or `cuda`; empty when nothing was.
+        figures: What was measured, by name with unit, the worst of the machine's ranks; to be held
+            against the other machines' (`core.checks.slower_than_peers`).
+    """
+
+    machine: str
+    check: Check
+    verdict: Verdict
+    detail: str
+    digest: str = ""
+    peers: tuple[str, ...] = ()
+    took_s: float = 0.0
+    device: str = ""
+    figures: tuple[tuple[str, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class RankStart:
     """One rank to start.
 
@@ -474,11 +568,13 @@ class Assignment:
         attempt: Number of the attempt.
         slots: Machines by slot; slot i runs ranks i * gpus_per_machine onwards.
         code_version: Identifier of the code that runs.
+        code_directory: Where it lies on every machine; empty: where the job began with it.
     """
 
     attempt: int
     slots: tuple[MachineInfo, ...]
     code_version: str
+    code_directory: str = ""
 
     def machine_names(self) -> list[str]:
         """The assigned machines' names, by slot."""
@@ -495,6 +591,7 @@ class Finding:
         ranks: Ranks that the evidence points at, sorted.
         confident: Whether it is a high-confidence, machine-specific fault.
         reason: One sentence with the evidence that decided.
+        killed: Whether a signal that others send (SIGKILL, SIGTERM) ended the first rank.
         first_action: What to do first, as what the ranks said last is read: a value of
             `classify.names.Action`; empty when nothing telling was said.
         confidence: Of that reading, 0 to 1.
@@ -505,19 +602,34 @@ class Finding:
     ranks: tuple[int, ...]
     confident: bool
     reason: str
+    killed: bool = False
     first_action: str = ""
     confidence: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Climb:
-    """A rung that was performed, with what led to it and what it cost."""
+    """A rung that was climbed, with what led to it and what it brought.
+
+    Attributes:
+        rung: Which one.
+        reason: One sentence.
+        machines: Machines that it evicted, or that its tests named.
+        attempt: The attempt that had failed.
+        at_s: When.
+        outcome: What it brought.
+        symptom: The failure that it answered; None in records of older versions.
+        suspects: Machines at which the evidence pointed when it was chosen.
+    """
 
     rung: Rung
     reason: str
     machines: tuple[str, ...]
     attempt: int
     at_s: float
+    outcome: ClimbOutcome = ClimbOutcome.DONE
+    symptom: Symptom | None = None
+    suspects: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,11 +40,16 @@ def load_spec(path: str | Path) -> JobSpec:
     spec = _with_absolute_storage(spec, path)
     directory = _code_directory(spec, path)
     problems = [*_directory_problems(directory), *_command_problems(spec, directory)]
+    if directory is not None and spec.code.previous is not None:
+        previous = (path.parent / spec.code.previous).absolute()
+        problems += _directory_problems(previous, "code.previous")
     if problems:
         raise input_error(path, problems)
     if directory is None:
         return spec
     code = spec.code.model_copy(update={"directory": str(directory)})
+    if code.previous is not None:
+        code = code.model_copy(update={"previous": str((path.parent / code.previous).absolute())})
     return spec.model_copy(update={"code": code})
 
 
@@ -98,10 +103,9 @@ def _code_directory(spec: JobSpec, path: Path) -> Path | None:
     return (path.parent / spec.code.directory).absolute()
 
 
-def _directory_problems(directory: Path | None) -> list[Problem]:
+def _directory_problems(directory: Path | None, field: str = "code.directory") -> list[Problem]:
     if directory is None:
         return []
-    field = "code.directory"
     fix = "Give a folder that exists, relative to the spec file's folder"
     try:
         next(directory.iterdir(), None)

@@ -14,6 +14,7 @@ from pydantic import (
     ConfigDict,
     Field,
     NonNegativeFloat,
+    NonNegativeInt,
     PositiveFloat,
     PositiveInt,
     field_validator,
@@ -21,6 +22,8 @@ from pydantic import (
 )
 
 from everstep.core.groups import KINDS
+from everstep.core.model import Mode, Rung
+from everstep.core.replay import FOUND_RATIO, SHOWS_RATIO
 from everstep.core.senses.step_lines import GROUPS
 from everstep.core.stored import StoragePolicy
 from everstep.spec.problems import did_you_mean, relation_error, shown
@@ -48,6 +51,11 @@ class CodeSource(SpecPart):
     git: str | None = Field(default=None, min_length=1, description="Address of a git repository.")
     ref: str | None = Field(
         default=None, min_length=1, description="Branch, tag or commit of `git`."
+    )
+    previous: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Folder, or ref of `git`, of the version before: what a rollback goes to.",
     )
 
     @model_validator(mode="after")
@@ -339,6 +347,9 @@ class Detection(SpecPart):
 class Ladder(SpecPart):
     """How an incident climbs, and when it is over."""
 
+    check_timeout_s: PositiveFloat = Field(
+        default=300.0, description="Seconds that each test between two attempts may take."
+    )
     evidence_window_s: NonNegativeFloat = Field(
         default=0.2, description="Seconds of collecting evidence before a rung is chosen."
     )
@@ -358,8 +369,57 @@ class Ladder(SpecPart):
     )
 
 
+class Replay(SpecPart):
+    """How the job is run, made small, on groups of machines, to find the faulty one."""
+
+    steps: NonNegativeInt = Field(
+        default=0,
+        description="Steps of one run; 0: the script cannot be replayed: no such rung.",
+    )
+    layers: NonNegativeInt = Field(
+        default=0, description="Layers that a run builds; 0: as many as the script by itself."
+    )
+    shows_ratio: Annotated[float, Field(gt=0, le=1)] = Field(
+        default=SHOWS_RATIO,
+        description="Share of runs in which a fault shows at least, on the machine that has it.",
+    )
+    found_ratio: Annotated[float, Field(gt=0, lt=1)] = Field(
+        default=FOUND_RATIO,
+        description="Probability with which such a fault must be found; runs are repeated for it.",
+    )
+    timeout_s: PositiveFloat = Field(
+        default=1800.0, description="Seconds that all runs of one group may take together."
+    )
+
+
+_Mode = Literal["observe", "approve", "automatic"]
+_HOW = "automatic; approve: a person is asked; observe: it is noted, and the next rung is climbed."
+
+
+class Modes(SpecPart):
+    """How each rung of the ladder is performed."""
+
+    evict: _Mode = Field(default="automatic", description=f"Taking machines out: {_HOW}")
+    checks: _Mode = Field(default="automatic", description="Testing stopped machines: likewise.")
+    reattempt: _Mode = Field(default="automatic", description="Trying again: likewise.")
+    rollback: _Mode = Field(default="automatic", description="Going back to older code: likewise.")
+    replay: _Mode = Field(default="automatic", description="Running small groups: likewise.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_for_all(cls, given: Any) -> Any:
+        if isinstance(given, str):
+            return dict.fromkeys(cls.model_fields, given)
+        return given
+
+    def by_rung(self) -> dict[Rung, Mode]:
+        """The mode of each rung that has one."""
+        chosen: dict[str, str] = self.model_dump()
+        return {Rung(name): Mode(mode) for name, mode in chosen.items()}
+
+
 class Safety(SpecPart):
-    """How much Everstep may evict without asking."""
+    """How much Everstep may do without asking, and whom it calls."""
 
     max_evicted_ratio: Annotated[float, Field(gt=0, le=1)] = Field(
         default=0.5,
@@ -367,4 +427,15 @@ class Safety(SpecPart):
     )
     window_s: PositiveFloat = Field(
         default=86_400.0, description="Length in seconds of the sliding window of evictions."
+    )
+    modes: Modes = Field(
+        default=Modes(), description="How rungs are performed; one word stands for all of them."
+    )
+    webhook: str = Field(
+        default="",
+        pattern=r"^([A-Za-z_][A-Za-z0-9_]*)?$",
+        description=(
+            "Environment variable of the controller that holds the address to which pages are"
+            " posted; empty: pages are only shown."
+        ),
     )

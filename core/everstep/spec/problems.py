@@ -38,6 +38,7 @@ _PHRASES = {
     "greater_than_equal": ("must be at least {ge}", "Give a larger number"),
     "less_than": ("must be below {lt}", "Give a smaller number"),
     "less_than_equal": ("must be at most {le}", "Give a smaller number"),
+    "string_pattern_mismatch": ("is not the name of a variable", "Name an environment variable"),
     "literal_error": ("is none of {expected}", "Write one of them"),
 }
 

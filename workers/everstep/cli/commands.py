@@ -14,6 +14,7 @@ from everstep.cli import (
     incidents,
     logs,
     machine,
+    page,
     plan,
     run,
     spec,
@@ -38,6 +39,9 @@ app.command("check")(check.check_command)
 app.command("ui")(ui.ui_command)
 app.command("incidents")(incidents.list_command)
 app.command("classify")(classify.classify_command)
+app.command("approve")(incidents.approve_command)
+app.command("deny")(incidents.deny_command)
+app.command("page")(page.page_command)
 app.command("logs")(logs.logs_command)
 app.add_typer(incidents.app, name="incident", help="Look at one incident, or let it go on.")
 app.add_typer(ckpt.app, name="ckpt", help="What is held of a run's state.")

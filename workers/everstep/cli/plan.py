@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,6 +14,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from everstep.cli.plan_ladder import plan_ladder, show_ladder
+from everstep.cli.plan_replay import parse_faulty, plan_replay, show_replay
 from everstep.core.errors import InputError
 from everstep.core.groups import KINDS, Layout
 from everstep.core.placement import BackupPlan, ExposedGroup, exposed_groups
@@ -22,22 +25,48 @@ from everstep.spec.load import load_spec
 _ALWAYS_SHOWN = frozenset({"tp", "pp", "dp"})
 _MACHINE_ROWS = 16
 _RUNS_SHOWN = 4
+_CHOICE = "Give --ladder alone, or --replay, which --faulty belongs to."
+
+
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """One thing that there is to show, for programs and for people."""
+
+    as_values: Callable[[], dict[str, Any]]
+    as_text: Callable[[], None]
 
 
 def plan_command(
     spec: Annotated[Path, typer.Argument(help="The job's YAML file.")],
     as_json: Annotated[bool, typer.Option("--json", help="Everything, for programs.")] = False,
+    ladder: Annotated[
+        bool, typer.Option("--ladder", help="Show what is done about which evidence instead.")
+    ] = False,
+    replay: Annotated[
+        bool, typer.Option("--replay", help="Show the groups of a dual-phase replay instead.")
+    ] = False,
+    faulty: Annotated[
+        str, typer.Option(help="With --replay: machines that make their groups fail: 13,17.")
+    ] = "",
 ) -> None:
     """Show machines, ranks, parallel groups, backups and standbys of a job; run nothing."""
     try:
         job = load_spec(spec)
+        bad = parse_faulty(faulty, job.machines)
+        if (ladder and replay) or (faulty and not replay):
+            raise InputError("options", "--ladder, --replay and --faulty do not fit", _CHOICE)
     except InputError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(2) from None
+    shown = _Shown(lambda: plan(job), lambda: _show(job))
+    if replay:
+        shown = _Shown(lambda: plan_replay(job, bad), lambda: show_replay(job, bad))
+    elif ladder:
+        shown = _Shown(lambda: plan_ladder(job), lambda: show_ladder(job))
     if as_json:
-        typer.echo(json.dumps(plan(job), indent=2))
+        typer.echo(json.dumps(shown.as_values(), indent=2))
     else:
-        _show(job)
+        shown.as_text()
 
 
 def plan(spec: JobSpec) -> dict[str, Any]:

@@ -41,7 +41,10 @@ def run_command(
     ] = None,
     fault: Annotated[
         list[str] | None,
-        typer.Option(help="Inject a fault: KIND@STEP[+SECONDS]:TARGET. May be repeated."),
+        typer.Option(
+            help="Inject a fault: KIND@STEP[+SECONDS][:TARGET][,OPTION]. May be repeated."
+            f" {faults.told()}"
+        ),
     ] = None,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Replace a finished run in the same folder.")

@@ -34,6 +34,7 @@ from everstep.core.senses.inspection import Inspection
 from everstep.spec.job import JobSpec
 from everstep.spec.load import load_spec
 from everstep.workers import metrics, registry, runtime, settings, stopping
+from everstep.workers.local.faults import faults_directory
 from everstep.workers.local.folder import RunFolder
 from everstep.workers.reports import Reporter
 
@@ -73,8 +74,9 @@ def machine_config(name: str, given: settings.WorkerSettings, spec: JobSpec) -> 
         gpus_per_machine=spec.gpus_per_machine,
         secret=given.secret(),
         backup_timeout_s=spec.checkpoint.backup_timeout_s,
-        step_pattern=spec.detection.step_pattern,
         cgroup=own_cgroup(),
+        faults_directory=faults_directory(folder.machines / name) if given.inject_faults else None,
+        step_pattern=spec.detection.step_pattern,
         storage=None if spec.checkpoint.storage is None else spec.checkpoint.storage.policy(),
     )
 

@@ -46,6 +46,10 @@ class WorkerSettings(BaseModel):
             " a loopback address, where several machines share what there is to see."
         ),
     )
+    inject_faults: bool = Field(
+        default=False,
+        description="Whether ranks and checks look for faults that this run was asked to inject.",
+    )
     kernel_log_of_programs: bool = Field(
         default=False, description="Whether lines that programs write to the kernel log count."
     )
@@ -96,3 +100,8 @@ def from_environment(environ: Mapping[str, str] = os.environ) -> WorkerSettings:
         first = error.errors()[0]
         variable = f"{PREFIX}{str(first['loc'][0]).upper()}"
         raise InputError(variable, first["msg"].lower(), "Set it for this process.") from error
+
+
+def secrets() -> Mapping[str, str]:
+    """Variables that a spec names instead of holding what is in them, such as `safety.webhook`."""
+    return os.environ

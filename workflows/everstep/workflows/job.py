@@ -14,7 +14,7 @@ from temporalio import workflow
 from temporalio.common import WorkflowIDReusePolicy
 from temporalio.exceptions import ActivityError, FailureError
 
-from everstep.core import evidence, names
+from everstep.core import evidence, memory, names
 from everstep.core.model import (
     FROM_THE_BEGINNING,
     Alert,
@@ -29,6 +29,7 @@ from everstep.core.model import (
 from everstep.workflows import options, restart, storage, story
 from everstep.workflows.incident import ResolveIncident
 from everstep.workflows.messages import (
+    Eviction,
     IncidentInput,
     IncidentResult,
     JobInput,
@@ -36,6 +37,7 @@ from everstep.workflows.messages import (
     JobState,
     JobStatus,
 )
+from everstep.workflows.remembering import bar, remember, remember_eviction
 
 MAX_EVENTS = 4_000
 """Events after which a new run is begun: far below Temporal's 51,200, cheap to replay."""
@@ -58,7 +60,8 @@ class RunJob:
     """Runs one job from its first start to the end of its last rank.
 
     Signals: `report_alerts`, `machine_joined`, `ranks_finished`, `copy_damaged` (from agents and
-    the analyzer), `assigned`, `incident_closed` (from the open incident). Query: `status`.
+    the analyzer), `assigned`, `machine_evicted`, `incident_closed` (from the open incident),
+    `admit` (from a person). Query: `status`.
     """
 
     @workflow.init
@@ -66,6 +69,11 @@ class RunJob:
         self._job = job
         self._state = state or JobState()
         self._listening = self._state.active
+        if not self._state.codes:
+            self._state.codes = list(job.earlier_code)
+            self._state.codes = memory.with_version(
+                self._state.codes, job.code_version, job.code_directory
+            )
 
     # --- What comes in ---------------------------------------------------------------------------
 
@@ -86,11 +94,15 @@ class RunJob:
     async def machine_joined(self, machine: MachineInfo) -> None:
         """A machine's agent is ready; repeated by agents after every reconnection."""
         for held in self._slots():
-            if held.machine == machine.machine:
+            if held.machine == machine.machine and held.machine not in self._state.out:
                 if held.agent_pid != machine.agent_pid:
                     self.report_alerts([_replaced(held, machine)])
                 return
         if any(known == machine for known in self._state.pool):
+            return
+        if memory.barred(memory.history_of(self._state.machines, machine.machine)):
+            bar(self._state, machine)
+            workflow.logger.warning("%s was evicted too often to join by itself", machine.machine)
             return
         self._state.pool = [k for k in self._state.pool if k.machine != machine.machine]
         self._state.pool.append(machine)
@@ -100,6 +112,15 @@ class RunJob:
             key for key in self._state.recent_keys if f"/{machine.machine}/" not in key
         ]
         await self._tell_incident("machine_joined", machine)
+
+    @workflow.signal
+    async def admit(self, name: str) -> None:
+        """A person lets a machine join that was evicted too often for its own word to count."""
+        self._state.machines = memory.after_admission(self._state.machines, name)
+        waiting = [machine for machine in self._state.barred if machine.machine == name]
+        self._state.barred = [m for m in self._state.barred if m.machine != name]
+        for machine in waiting:
+            await self.machine_joined(machine)
 
     @workflow.signal
     async def ranks_finished(self, finished: RanksFinished) -> None:
@@ -122,9 +143,15 @@ class RunJob:
     def assigned(self, assignment: Assignment) -> None:
         """The open incident is about to start a new attempt."""
         self._state.assignment = assignment
-        self._state.finished = []
+        self._state.finished, self._state.out = [], []
         held = assignment.machine_names()
         self._state.pool = [k for k in self._state.pool if k.machine not in held]
+
+    @workflow.signal
+    def machine_evicted(self, eviction: Eviction) -> None:
+        """The open incident has taken a machine out."""
+        remember_eviction(self._state, eviction)
+        self._state.out.append(eviction.machine)
 
     @workflow.signal
     def incident_closed(self, result: IncidentResult) -> None:
@@ -132,8 +159,10 @@ class RunJob:
         if self._state.active != result.record.incident:
             return
         self._state.active = self._listening = None
+        self._state.out = []
         self._state.assignment = result.assignment
         self._state.evictions = [*self._state.evictions, *result.evictions]
+        remember(self._state, result, workflow.now().timestamp())
         unsettled = [alert for alert in self._state.handed if alert.key not in result.settled]
         self._state.pending = [*unsettled, *self._state.pending]
         self._state.handed = []
@@ -149,6 +178,9 @@ class RunJob:
             evicted=tuple(machine for _, machine in self._state.evictions),
             incidents=self._state.incidents - (1 if self._opening() else 0),
             active_incident=self._listening,
+            barred=tuple(machine.machine for machine in self._state.barred),
+            machines=tuple(self._state.machines),
+            codes=tuple(self._state.codes),
             noted=tuple(self._state.noted),
             notes=tuple(self._state.notes),
         )
@@ -206,7 +238,7 @@ class RunJob:
         """Start attempt 1; a machine that cannot is the first incident's alert."""
         assignment = self._state.assignment
         assert assignment is not None  # noqa: S101 - set by the only caller just before
-        self._state.started_at_s = workflow.now().timestamp()
+        self._state.started_at_s = self._state.attempt_at_s = workflow.now().timestamp()
         try:
             backup = self._job.spec.backup_plan()
             source = await self._first_source(assignment)
@@ -257,6 +289,9 @@ class RunJob:
                 pool=tuple(self._state.pool),
                 evictions=tuple(self._state.evictions),
                 run=self._run_id,
+                codes=tuple(self._state.codes),
+                attempt_from=self._state.attempt_from,
+                attempt_at_s=self._state.attempt_at_s,
             ),
             id=names.incident_workflow_id(job, self._state.incidents),
             task_timeout=options.WORKFLOW_TASK_TIMEOUT,

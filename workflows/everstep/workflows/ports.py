@@ -12,6 +12,8 @@ from abc import ABC, abstractmethod
 from temporalio import activity
 
 from everstep.core.model import (
+    CheckOrder,
+    CheckResult,
     IncidentRecord,
     MachineReport,
     RestoreOrder,
@@ -22,7 +24,8 @@ from everstep.core.model import (
     StopOrder,
     StorageReport,
 )
-from everstep.workflows.messages import AwaitStep, EvictOrder
+from everstep.core.trial import ReplayOrder, ReplayReport
+from everstep.workflows.messages import AwaitStep, EvictOrder, PageOrder
 
 
 class MachinePort(ABC):
@@ -47,6 +50,20 @@ class MachinePort(ABC):
     @abstractmethod
     async def start(self, order: StartOrder) -> StartReport:
         """Start the ranks of an attempt; a second call returns the first report."""
+
+
+class CheckPort(ABC):
+    """Tests of a machine between two attempts, carried out by its agent on its own task queue."""
+
+    @activity.defn(name="machine.check")
+    @abstractmethod
+    async def check(self, order: CheckOrder) -> CheckResult:
+        """Check the machine; a second call returns the first result, or checks again."""
+
+    @activity.defn(name="machine.replay")
+    @abstractmethod
+    async def replay(self, order: ReplayOrder) -> ReplayReport:
+        """Take part in a trial of a small job; a second call returns the first report."""
 
 
 class ClusterPort(ABC):
@@ -74,3 +91,12 @@ class ArchivePort(ABC):
     @abstractmethod
     async def save_incident(self, record: IncidentRecord) -> None:
         """Write the record; a second call with a newer state replaces it."""
+
+
+class NotifyPort(ABC):
+    """Whom to call when a person is needed."""
+
+    @activity.defn(name="notify.page")
+    @abstractmethod
+    async def page(self, order: PageOrder) -> None:
+        """Call a person; a second call carries the same key, by which the other side knows it."""

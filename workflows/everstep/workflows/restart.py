@@ -165,7 +165,7 @@ def start_order(
         master_host=master.host,
         master_port=master.rendezvous_port,
         restore_step=restore_step,
-        code_directory=job.code_directory,
+        code_directory=assignment.code_directory or job.code_directory,
     )
 
 
