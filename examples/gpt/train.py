@@ -311,6 +311,11 @@ class Trainer:
         if received is not None:
             pp_send(cast(Tensor, received.grad), self.pp, -1)
 
+    def figures(self) -> dict[str, float | None]:
+        """What this rank knows of the last step: a loss on the last stage, its own gradient."""
+        loss = self.losses[-1].item() if self.pp.is_last else None
+        return {"loss": loss, "grad_norm": self.adam.reduced[:-1].norm().item()}
+
     def digest(self) -> str:
         """SHA-256 over all weights and moments."""
         sha = hashlib.sha256()
@@ -376,7 +381,8 @@ def main() -> None:
                 session.replayed(trainer.digest())
     else:
         trainer = train(args, mesh, session, faults)
-        trainer.write_digest(args.steps, Path(args.out))
+        with session.phase("checkpoint") if session else contextlib.nullcontext():
+            trainer.write_digest(args.steps, Path(args.out))
     dist.destroy_process_group()
 
 
@@ -403,6 +409,7 @@ def train(
             trainer.run_step(step)
         if session:
             session.save(step, trainer.state())
+            session.report(step, **trainer.figures())
         time.sleep(max(0.0, start_s + args.step_time_s - time.monotonic()))
         if reports:
             took_s = time.monotonic() - start_s

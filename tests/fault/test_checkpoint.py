@@ -26,6 +26,7 @@ from everstep.agent.shards import ShardStore, free_memory_bytes
 from everstep.agent.transfer import BackupSender, TransferServer
 from everstep.checkpoint import tree
 from everstep.core import names
+from everstep.core.channel import Entered, Report
 from everstep.core.errors import PermanentError, TransientError
 from everstep.core.model import MachineInfo
 from everstep.core.shard import aligned
@@ -123,13 +124,17 @@ def channel_of(
     ours, theirs = socket.socketpair()
     info = None if holder is None else holder.info
 
+    def on_word(rank: int, word: Report | Entered) -> None:
+        if isinstance(word, Report):
+            progress(rank, word.step)
+
     def see_damage(rank: int, step: int, text: str) -> None:
         if damages is not None:
             damages.append(text)
 
     channel = RankChannel(
         0, attempt, ours, here.store, here.sender, info, restore_step, progress, backup_timeout_s,
-        see_damage,
+        see_damage, on_word,
     )  # fmt: skip
     channel.start()
     with theirs:
@@ -461,10 +466,12 @@ def test_a_holder_that_is_gone_costs_a_warning_and_not_the_step(
         session = connect(theirs)
         session.save(1, {"x": 1})
         assert channel.protected_step == 1
+        assert channel.backup_lag_steps == 0
         peer.server.close()
         session.save(2, {"x": 2})
         session.close()
         assert channel.protected_step == 1
+        assert channel.backup_lag_steps == 1
         assert "cannot reach" in channel.unprotected_reason
     assert "rank 0 on m0: step 2 has no backup" in caplog.text
     assert [copy.steps for copy in here.store.copies(verify=True)] == [(1, 2)]

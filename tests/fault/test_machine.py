@@ -20,6 +20,7 @@ from everstep.core.model import (
     CopyDamaged,
     MachineInfo,
     MachineReport,
+    Phase,
     Pull,
     RankExit,
     RankProgress,
@@ -67,7 +68,8 @@ async def test_a_step_reported_with_the_last_breath_is_known(tmp_path: Path) -> 
         await rig.machine.start(rig.order(attempt=1, num_ranks=1))
         await until(lambda: rig.seen(RankExit))
     assert rig.seen(RankExit)[0].step == 100
-    assert [event.step for event in rig.seen(RankProgress)] == list(range(1, 101))
+    assert [event.step for event in rig.seen(RankProgress)] == [*range(1, 101), 100]
+    assert rig.seen(RankProgress)[-1].phase is Phase.ENDED
 
 
 ENDS = [

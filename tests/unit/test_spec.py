@@ -346,3 +346,25 @@ def test_code_from_git_is_not_looked_for_here(folder: Path) -> None:
     text = SPEC.replace("{directory: .}", "{git: https://example.org/x.git, ref: main}")
     text = text.replace("train.py", "absent.py")
     assert load_spec(write(folder, text)).code.ref == "main"
+
+
+def test_how_logs_tell_of_steps(folder: Path) -> None:
+    pattern = r"iteration +(?P<step>\d+).*loss: (?P<loss>\S+)|(?P<evaluation>evaluating)"
+    spec = load_spec(write(folder, SPEC + f"detection: {{step_pattern: '{pattern}'}}\n"))
+    assert spec.detection.step_pattern == pattern
+    assert spec.detection.hang_after_at_least_s == 10.0
+
+
+@pytest.mark.parametrize(
+    ("pattern", "words"),
+    [
+        ("step (", "missing ), unterminated subpattern"),
+        (r"step (?P<number>\d+)", "'number' is no group of a step"),
+        (r"(?P<los>\S+) (?P<step>\d+)", "'los' is no group of a step. Did you mean loss?"),
+        (r"step (\d+)", "has no group step. Name the step's number"),
+    ],
+)
+def test_patterns_that_find_no_steps_are_refused(folder: Path, pattern: str, words: str) -> None:
+    message = refusal(folder, SPEC + f"detection: {{step_pattern: '{pattern}'}}\n")
+    assert message.startswith("detection.step_pattern: ")
+    assert words in message

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 
 import pytest
 from temporalio.testing import WorkflowEnvironment
@@ -76,3 +77,37 @@ async def test_first_start_does_not_wait_for_a_standby_for_ever() -> None:
             assert status.assignment is not None
             assert status.assignment.machine_names() == ["m0", "m1", "m2", "m3"]
             assert (await control.finish()).attempts == 1
+
+
+async def test_what_ranks_say_is_noted_once_or_opens_one_incident(temporal_address: str) -> None:
+    world = FakeWorld(8)
+    async with controlled(temporal_address, spec_of(), world) as control:
+        await assemble(control)
+        at_s = time.time()
+
+        def said(symptom: Symptom, attempt: int, subject: str, at_s: float) -> Alert:
+            return Alert(Observer.ANALYZER, symptom, at_s, f"{symptom}", attempt, subject=subject)
+
+        jump = said(Symptom.LOSS_SPIKE, 1, "loss", at_s)
+        later = said(Symptom.LOSS_SPIKE, 1, "loss", at_s + 5.0)
+        slow = said(Symptom.MFU_DECLINE, 1, "pace", at_s)
+        older = said(Symptom.LOSS_SPIKE, 0, "loss", at_s)
+        # An analyzer that was started anew tells things again.
+        await control.handle.signal(RunJob.report_alerts, [jump, slow, jump, later, older])
+        await control.handle.signal(RunJob.report_alerts, [slow])
+        status = await control.status()
+        assert [(a.symptom, a.at_s) for a in status.noted] == [
+            (Symptom.LOSS_SPIKE, at_s),
+            (Symptom.MFU_DECLINE, at_s),
+            (Symptom.LOSS_SPIKE, at_s + 5.0),
+        ]
+        assert status.incidents == 0
+        hang = said(Symptom.JOB_HANG, 1, "", at_s)
+        await control.handle.signal(RunJob.report_alerts, [hang])
+        await control.handle.signal(RunJob.report_alerts, [replace(hang, at_s=at_s + 1.0)])
+        await control.until(lambda record: record.first_step_at_s is not None)
+        await world.advance(2, 20)
+        await control.until(lambda record: record.outcome is Outcome.RECOVERED)
+        assert (await control.record()).finding.symptom is Symptom.JOB_HANG
+        await control.finish()
+        assert (await control.status()).incidents == 1

@@ -1,4 +1,4 @@
-"""A dozen random incidents in a row; `python -m tests.soak.incidents 10000` lets more happen."""
+"""Some random incidents in a row; `python -m tests.soak.incidents 10000` lets more happen."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.soak.incidents import soak
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 
-INCIDENTS = 12
+INCIDENTS = 6
 
 
 async def test_random_incidents_end_by_the_rules(temporal_address: str) -> None:

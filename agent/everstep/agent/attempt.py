@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 import signal
 import socket
 import time
@@ -21,15 +22,18 @@ from everstep.agent.channel import RankChannel
 from everstep.agent.config import MachineConfig
 from everstep.agent.journal import Journal
 from everstep.agent.launcher import Launcher, last_lines
+from everstep.agent.logtimes import LogTimes
+from everstep.agent.memory import OomKills
 from everstep.agent.nursery import Ended
+from everstep.agent.rank_voice import RankVoice
 from everstep.agent.shards import ShardStore
+from everstep.agent.step_lines import StepLines
 from everstep.agent.transfer import BackupSender
 from everstep.core.errors import TransientError
 from everstep.core.model import (
     CopyDamaged,
     MachineEvent,
     RankExit,
-    RankProgress,
     RanksFinished,
     RanksStarted,
     RankStart,
@@ -40,6 +44,7 @@ logger = logging.getLogger(__name__)
 
 _DRAIN_PATIENCE_S = 0.01
 _DEATH_PATIENCE_S = 10.0
+_READ_LOGS_EVERY_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +59,7 @@ class Surroundings:
         store: Where shards lie.
         sender: Sends backups.
         rendezvous: Listening socket for the store of each attempt.
+        oom_kills: Counts the kernel's kills for memory among the ranks.
         on_event: Called in the event loop with what the outside should know.
     """
 
@@ -64,6 +70,7 @@ class Surroundings:
     store: ShardStore
     sender: BackupSender
     rendezvous: socket.socket
+    oom_kills: OomKills
     on_event: Callable[[MachineEvent], None]
 
 
@@ -84,8 +91,8 @@ class Variant:
 class _Rank:
     log: Path
     channel: RankChannel
+    voice: RankVoice
     replayed: list[str] = field(default_factory=list[str])
-    step: int | None = None
     exit: RankExit | None = None
 
 
@@ -113,6 +120,8 @@ class Attempt:
         self._over = False
         self._stopped: list[int] = []
         self._reports: set[asyncio.Task[None]] = set()
+        self._times: asyncio.Task[None] | None = None
+        self._reading: asyncio.Task[None] | None = None
         # Closing waits for a channel's thread, which may wait for another machine.
         self._closers = ThreadPoolExecutor(max(1, 2 * len(order.ranks)), "channel-closer")
 
@@ -126,6 +135,11 @@ class Attempt:
     def stopped(self) -> tuple[int, ...]:
         """Ranks that were ended by an order, ascending."""
         return tuple(sorted(self._stopped))
+
+    def backup_lags(self) -> dict[int, int]:
+        """How many steps each rank's backup is behind, of those that have a holder."""
+        lags = {number: rank.channel.backup_lag_steps for number, rank in self._ranks.items()}
+        return {number: steps for number, steps in lags.items() if steps is not None}
 
     def launch(self) -> tuple[int, ...]:
         """Start the ranks, and the rendezvous store if this is slot 0; blocks.
@@ -150,6 +164,9 @@ class Attempt:
             ),
         )
         pids = tuple(self._launch_rank(start) for start in order.ranks)
+        self._post(self._time_logs)
+        if around.config.step_pattern is not None:
+            self._post(self._begin_reading)
         effect = "started" if self._variant is None else self._variant.name
         around.journal.write(effect, attempt=order.attempt, ranks=ranks, pids=pids)
         return pids
@@ -185,11 +202,22 @@ class Attempt:
             raise TransientError(f"ranks {sorted(self._alive)} do not die") from error
         await asyncio.gather(*(self._hang_up(rank) for rank in self._ranks.values()))
         self._closers.shutdown(wait=False)
+        watching = [task for task in (self._times, self._reading) if task is not None]
+        for task in watching:
+            task.cancel()
+        await asyncio.gather(*watching, return_exceptions=True)
         self._over = True
+
+    def _time_logs(self) -> None:
+        if not self._over:
+            logs = [rank.log for rank in self._ranks.values()]
+            self._times = asyncio.create_task(LogTimes(logs).run())
 
     def _launch_rank(self, start: RankStart) -> int:
         ours, theirs = socket.socketpair()
-        rank = _Rank(self._directory / f"rank-{start.rank:05d}.log", self._channel(start, ours))
+        log = self._directory / f"rank-{start.rank:05d}.log"
+        voice = self._voice(start, log)
+        rank = _Rank(log, self._channel(start, ours, voice), voice)
         # Before its end or its progress can be told.
         self._ranks[start.rank] = rank
         self._alive.add(start.rank)
@@ -208,7 +236,14 @@ class Attempt:
                 self._alive.discard(start.rank)
                 raise
 
-    def _channel(self, start: RankStart, sock: socket.socket) -> RankChannel:
+    def _voice(self, start: RankStart, log: Path) -> RankVoice:
+        config, order = self._around.config, self._order
+        pattern = config.step_pattern
+        lines = None if pattern is None else StepLines(log, re.compile(pattern))
+        place = (config.machine, order.attempt, start.rank)
+        return RankVoice(*place, order.restore_step, lines, self._around.on_event)
+
+    def _channel(self, start: RankStart, sock: socket.socket, voice: RankVoice) -> RankChannel:
         return RankChannel(
             start.rank,
             self._order.attempt,
@@ -217,9 +252,10 @@ class Attempt:
             self._around.sender,
             start.backup,
             self._order.restore_step,
-            lambda rank, step: self._post(self._see_progress, rank, step),
+            lambda _, step: self._post(voice.reached, step),
             self._around.config.backup_timeout_s,
             lambda rank, step, text: self._post(self._see_damage, rank, step, text),
+            lambda _, word: self._post(voice.said, word),
             on_replayed=None if self._variant is None else self._see_replayed,
         )
 
@@ -232,11 +268,15 @@ class Attempt:
         if not self._stopping:
             logger.warning("the store of attempt %d ended: %s", self._order.attempt, ended)
 
-    def _see_progress(self, rank: int, step: int) -> None:
-        self._ranks[rank].step = step
-        machine = self._around.config.machine
-        event = RankProgress(machine, self._order.attempt, rank, step, time.time())
-        self._around.on_event(event)
+    def _begin_reading(self) -> None:
+        self._reading = asyncio.ensure_future(self._read_logs())
+
+    async def _read_logs(self) -> None:
+        """Hear ranks out that do not use the library, for ever."""
+        while True:
+            for rank in self._ranks.values():
+                rank.voice.read_log()
+            await asyncio.sleep(_READ_LOGS_EVERY_S)
 
     def _see_replayed(self, rank: int, digest: str) -> None:
         # In the channel's thread, whose end is waited for before the rank's is told.
@@ -251,6 +291,7 @@ class Attempt:
         # With another signal or a status it got ahead of the order.
         if self._stopping and ended.signal == signal.SIGKILL:
             self._stopped.append(rank)
+            self._ranks[rank].voice.ended()
             self._count_out(rank)
             return
         report = asyncio.ensure_future(self._report_end(rank, ended))
@@ -259,7 +300,9 @@ class Attempt:
 
     async def _report_end(self, number: int, ended: Ended) -> None:
         rank = self._ranks[number]
+        out_of_memory = ended.exit_code != 0 and self._around.oom_kills.claim()
         await self._hang_up(rank)
+        rank.voice.ended()
         lines = await asyncio.to_thread(last_lines, rank.log)
         rank.exit = RankExit(
             rank=number,
@@ -268,8 +311,9 @@ class Attempt:
             exit_code=ended.exit_code,
             signal=ended.signal,
             at_s=ended.at_s,
-            step=rank.step,
+            step=rank.voice.step,
             last_lines=(*lines, ended.note) if ended.note else lines,
+            oom_killed=out_of_memory and ended.signal == signal.SIGKILL,
         )
         if not rank.exit.succeeded:
             self._around.on_event(rank.exit)

@@ -40,6 +40,7 @@ class RankChannel:
         backup_timeout_s: How long the rank waits for the holder to have a step, > 0.
         on_damaged: Called with rank, step and one sentence when the rank's shard was found damaged,
             in the channel's thread, before the rank hears what becomes of it.
+        on_word: Called with rank and message whenever the rank said something of itself, likewise.
         on_replayed: Called with rank and digest whenever a rank of a replay did all its steps, in
             the channel's thread; None where nothing is replayed.
     """
@@ -56,6 +57,7 @@ class RankChannel:
         on_progress: Callable[[int, int], None],
         backup_timeout_s: float,
         on_damaged: Callable[[int, int, str], None] = lambda rank, step, text: None,
+        on_word: Callable[[int, channel.Report | channel.Entered], None] = lambda rank, word: None,
         on_replayed: Callable[[int, str], None] | None = None,
     ) -> None:
         self.rank = rank
@@ -64,7 +66,7 @@ class RankChannel:
         """Newest step that the backup holder has, as far as it is known."""
         self.unprotected_reason = ""
         """Why the newest saved step has no backup although there is a holder, or empty."""
-        self._saved_step = FROM_THE_BEGINNING
+        self._saved_step = restore_step
         self._sock = sock
         self._store = store
         self._sender = sender
@@ -74,10 +76,18 @@ class RankChannel:
         self._backup_timeout_s = backup_timeout_s
         self._on_damaged = on_damaged
         self._on_replayed = on_replayed
+        self._on_word = on_word
         self._replying = threading.Lock()
         self._greeted = False
         self._mended = False
         self._thread = threading.Thread(target=self._run, name=f"rank-{rank}", daemon=True)
+
+    @property
+    def backup_lag_steps(self) -> int | None:
+        """How many steps the backup is behind what the rank saved; None when there is no holder."""
+        if self._holder is None:
+            return None
+        return self._saved_step - max(self._restore_step, self.protected_step or 0)
 
     def start(self) -> None:
         """Begin to answer."""
@@ -120,8 +130,8 @@ class RankChannel:
                     self._reply(channel.Reserved(region.view.slot_bytes), region)
                 case channel.Saved(step, slot):
                     self._saved(step, slot)
-                case channel.Report(step):
-                    self._on_progress(self.rank, step)
+                case channel.Report() | channel.Entered():
+                    self._on_word(self.rank, message)
                 case channel.Replayed(digest) if self._on_replayed is not None:
                     self._on_replayed(self.rank, digest)
                 case _:

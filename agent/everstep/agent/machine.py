@@ -18,6 +18,7 @@ from everstep.agent.checks.checker import Checker
 from everstep.agent.config import MachineConfig
 from everstep.agent.journal import Journal
 from everstep.agent.launcher import Launcher
+from everstep.agent.memory import OomKills, counters
 from everstep.agent.nursery import Readiness
 from everstep.agent.replaying import Replaying
 from everstep.agent.shards import ShardStore
@@ -76,6 +77,7 @@ class Machine:
         self._running: Attempt | None = None
         # The newest attempt that was started or stopped here, and which of the two it was.
         self._attempt = -1
+        self._closed = False
         self._started: StartReport | None = None
         self._stopped: MachineReport | None = None
         # The newest test, so that a second call for it does not test again.
@@ -97,10 +99,20 @@ class Machine:
             self._store,
             self._sender,
             self._rendezvous,
+            OomKills(counters(self._config.cgroup)),
             self._on_event,
         )
         self._on_event(info)
         return info
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory that checkpoints take here, own and held ones."""
+        return self._store.memory_bytes
+
+    def backup_lags(self) -> dict[int, int]:
+        """How many steps the backup of each rank that runs here is behind."""
+        return {} if self._running is None else self._running.backup_lags()
 
     async def stop(self, order: StopOrder) -> MachineReport:
         """End every rank and all that it started; a second time, the first report.
@@ -156,7 +168,7 @@ class Machine:
         return await self._test(order, "replay", Replaying(self._around).replay)
 
     async def close(self) -> None:
-        """End everything on this machine.
+        """End everything on this machine; a second time changes nothing.
 
         Raises:
             TransientError: A process does not die.
@@ -197,12 +209,15 @@ class Machine:
         return info
 
     def _close(self) -> None:
+        if self._closed:
+            return
         self._launcher.close()
         self._sender.close()
         self._transfer.close()
         self._rendezvous.close()
         self._journal.write("closed")
         self._journal.close()
+        self._closed = True
 
     async def _stop(self, order: StopOrder) -> MachineReport:
         if order.attempt < self._attempt:

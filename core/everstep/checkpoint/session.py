@@ -15,13 +15,14 @@ Without an agent (`names.ENV_CHANNEL_FD` is not set) the same script runs as it 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
 import os
 import socket
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, SupportsFloat
 
 from everstep.checkpoint import agreement, tree
 from everstep.checkpoint.agent_link import AgentLink
@@ -30,6 +31,7 @@ from everstep.checkpoint.replaying import replay
 from everstep.checkpoint.saver import Saver, Stage, map_region
 from everstep.core import channel, names
 from everstep.core.errors import EverstepError, PermanentError
+from everstep.core.model import Phase
 from everstep.core.shard import Origin, Region, Shard, aligned
 
 logger = logging.getLogger(__name__)
@@ -117,8 +119,64 @@ class Session(ABC):
         optimizer.register_step_pre_hook(wait)
 
     @abstractmethod
-    def report(self, step: int) -> None:
-        """Tell the agent that `step` is finished, in a script that does not save every step."""
+    def report(
+        self,
+        step: int,
+        *,
+        loss: SupportsFloat | None = None,
+        grad_norm: SupportsFloat | None = None,
+        mfu: SupportsFloat | None = None,
+    ) -> None:
+        """Tell the agent that `step` is finished, and what is known of it.
+
+        What a rank leaves out is not judged. One rank that knows the loss is enough; a step that is
+        reported by no rank should be saved by one, or its time is unknown.
+
+        Args:
+            step: Number of finished steps.
+            loss: Loss of the step. A tensor on a GPU is waited for: hand over one that is ready.
+            grad_norm: Norm of its gradient before clipping. Leave it out at a step that a loss
+                scaler skips: infinity is no fault there, and is taken for one here.
+            mfu: Speed: MFU, TFLOP/s, tokens a second; only its changes matter. Without it, speed is
+                judged by the time between steps.
+
+        Raises:
+            PermanentError: The agent is gone.
+        """
+
+    def phase(self, name: str) -> contextlib.AbstractContextManager[None]:
+        """Announce what this rank does from now on, which decides how long it may be silent.
+
+        A rank begins in phase `start` and is in phase `step` once it has finished one, which also
+        ends every other phase but `paused`. Used with `with`, the phase before is announced again
+        at the end of the block.
+
+        Args:
+            name: `evaluation` or `checkpoint`: may take as long as they usually do; `start`: will
+                compile again; `paused`: somebody debugs, and nothing is a hang, on any rank;
+                `step`: training goes on.
+
+        Raises:
+            ValueError: There is no phase of that name.
+            PermanentError: The agent is gone.
+        """
+        phases = [phase for phase in Phase if phase is not Phase.ENDED]
+        if name not in phases:
+            raise ValueError(f"phase {name!r} is none of {', '.join(phases)}")
+        before = self._enter(Phase(name))
+
+        @contextlib.contextmanager
+        def until_left() -> Generator[None]:
+            try:
+                yield
+            finally:
+                self._enter(before)
+
+        return until_left()
+
+    @abstractmethod
+    def _enter(self, phase: Phase) -> Phase:
+        """Be in another phase; the one before."""
 
     def replayed(self, digest: str) -> None:  # noqa: B027 - nothing to do in a session that trains
         """In a replay (`checkpoint.replay`): all steps were done, and this is the state's digest.
@@ -177,8 +235,18 @@ class _DetachedSession(Session):
     def wait_before_update(self) -> None:
         pass
 
-    def report(self, step: int) -> None:
+    def report(
+        self,
+        step: int,
+        *,
+        loss: SupportsFloat | None = None,
+        grad_norm: SupportsFloat | None = None,
+        mfu: SupportsFloat | None = None,
+    ) -> None:
         pass
+
+    def _enter(self, phase: Phase) -> Phase:
+        return Phase.STEP
 
     def close(self) -> None:
         pass
@@ -203,6 +271,7 @@ class _AttachedSession(Session):
         self._before_update = before_update
         self._waited = False
         self._last_step = -1
+        self._phase = Phase.START
         self._saver: Saver | None = None
         self._link = AgentLink(sock, _ANSWER_PATIENCE_S)
         self._me, _ = self._link.ask(channel.Hello(), channel.Welcome)
@@ -234,6 +303,7 @@ class _AttachedSession(Session):
             self._saver = self._new_saver(None)
         self._saver.submit(step, flat)
         self._last_step = step
+        self._phase = self._phase.after_step()
         if blocking:
             self._saver.wait(Stage.STABLE)
         elif not self._waited:
@@ -245,8 +315,22 @@ class _AttachedSession(Session):
         if self._saver is not None:
             self._saver.wait(self._before_update)
 
-    def report(self, step: int) -> None:
-        self._link.tell(channel.Report(step))
+    def report(
+        self,
+        step: int,
+        *,
+        loss: SupportsFloat | None = None,
+        grad_norm: SupportsFloat | None = None,
+        mfu: SupportsFloat | None = None,
+    ) -> None:
+        numbers = [None if n is None else float(n) for n in (loss, grad_norm, mfu)]
+        self._link.tell(channel.Report(step, *numbers))
+        self._phase = self._phase.after_step()
+
+    def _enter(self, phase: Phase) -> Phase:
+        before, self._phase = self._phase, phase
+        self._link.tell(channel.Entered(phase.value))
+        return before
 
     def close(self) -> None:
         atexit.unregister(self.close)

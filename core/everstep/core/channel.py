@@ -1,9 +1,9 @@
 """What a rank and its agent say to each other over the local channel.
 
 A stream socket pair that the rank inherits (`names.ENV_CHANNEL_FD`). Each message is 4 bytes of
-length and a JSON object. The rank asks, the agent answers; `Report` and `Replayed` are not
-answered, and the answer to `Saved` may come any time later, or never. File descriptors of shared
-memory travel beside an answer's first byte.
+length and a JSON object. The rank asks, the agent answers; `Report`, `Entered` and `Replayed` are
+not answered, and the answer to `Saved` may come any time later, or never. File descriptors of
+shared memory travel beside an answer's first byte.
 
     rank                        agent
     Hello                       Welcome
@@ -12,6 +12,7 @@ memory travel beside an answer's first byte.
     Reserve                     Reserved, with the region's descriptor
     Saved                       Protected, once the backup holder has it or could not get it
     Report                      -
+    Entered                     -
     Replayed                    -
     any                         Failed
 """
@@ -115,9 +116,19 @@ class Protected:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The rank finished this step, without saving it."""
+    """The rank finished this step, and knows these figures of it; NaN is one, None is not known."""
 
     step: int
+    loss: float | None = None
+    grad_norm: float | None = None
+    mfu: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Entered:
+    """The rank is in this phase from now on; a word of `core.model.Phase`."""
+
+    phase: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +156,7 @@ Message = (
     | Saved
     | Protected
     | Report
+    | Entered
     | Replayed
     | Failed
 )

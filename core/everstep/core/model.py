@@ -35,7 +35,8 @@ class Symptom(StrEnum):
     NAN_VALUE = "nan_value"
     CODE_DATA_ADJUSTMENT = "code_data_adjustment"
     CODE_ERROR = "code_error"
-    # Not rows of Table 1: what is seen before anybody knows which row it is.
+    # Not rows of Table 1: what is seen before anybody knows which row it is, or before it is one.
+    LOSS_SPIKE = "loss_spike"
     PROCESS_CRASH = "process_crash"
     AGENT_LOST = "agent_lost"
 
@@ -113,6 +114,22 @@ class Observer(StrEnum):
     PERSON = "person"
 
 
+class Phase(StrEnum):
+    """What a rank is doing, by its own word; decides how long it may be silent."""
+
+    START = "start"
+    STEP = "step"
+    EVALUATION = "evaluation"
+    CHECKPOINT = "checkpoint"
+    PAUSED = "paused"
+    # Never a rank's own word: its process is gone, and nothing more will come.
+    ENDED = "ended"
+
+    def after_step(self) -> Phase:
+        """The phase once a step has been finished in this one; a debugger stays one."""
+        return self if self in (Phase.PAUSED, Phase.ENDED) else Phase.STEP
+
+
 @dataclass(frozen=True, slots=True)
 class MachineInfo:
     """A machine as its agent announced it.
@@ -147,6 +164,8 @@ class RankExit:
         at_s: When the agent saw the end.
         step: Last step that the rank reported, or None when it reported none.
         last_lines: The last lines of its log, oldest first.
+        oom_killed: Whether the kernel killed it because its cgroup or the machine ran out of
+            memory; False also when nobody could tell.
     """
 
     rank: int
@@ -157,6 +176,7 @@ class RankExit:
     at_s: float
     step: int | None
     last_lines: tuple[str, ...] = ()
+    oom_killed: bool = False
 
     @property
     def succeeded(self) -> bool:
@@ -177,7 +197,8 @@ class Alert:
         machine: Where it was seen, or None.
         rank: The rank that it concerns, or None.
         rank_exit: How that rank ended, if it did.
-        subject: The part of the machine that its senses found faulty, `GPU 0000:1a:00`; else empty.
+        subject: What the senses found faulty: a part of the machine, `GPU 0000:1a:00`, or of the
+            job, `loss`; else empty.
         confident: Whether the machine's senses are certain, and it is bad enough to leave it.
     """
 
@@ -196,7 +217,7 @@ class Alert:
     def key(self) -> str:
         """Two alerts with one key are evidence of the same thing from the same place.
 
-        A machine's senses raise one alert a fault, so that each of theirs stands for itself.
+        Senses raise one alert a fault of a part, so that each of those stands for itself.
         """
         key = f"{self.symptom}/{self.attempt}/{self.machine}/{self.rank}"
         return f"{key}/{self.subject}/{self.at_s}" if self.subject else key
@@ -405,13 +426,31 @@ class RanksStarted:
 
 @dataclass(frozen=True, slots=True)
 class RankProgress:
-    """The newest step that a rank finished, or restored, seen by its agent."""
+    """What a rank said of itself, seen by its agent.
+
+    Attributes:
+        machine: Where it runs.
+        attempt: The attempt that it belongs to.
+        rank: Global rank.
+        step: The newest step that it finished, or restored.
+        at_s: When it said so.
+        phase: What it is doing now.
+        loss: Loss of that step, may be NaN; None when it was not told.
+        grad_norm: Norm of that step's gradient, likewise.
+        mfu: Speed, in any unit that rises with it; None when it was not told.
+        from_log: Whether it was read from the rank's log, where one rank may speak for all.
+    """
 
     machine: str
     attempt: int
     rank: int
     step: int
     at_s: float
+    phase: Phase = Phase.STEP
+    loss: float | None = None
+    grad_norm: float | None = None
+    mfu: float | None = None
+    from_log: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -486,6 +525,9 @@ class Finding:
         confident: Whether it is a high-confidence, machine-specific fault.
         reason: One sentence with the evidence that decided.
         killed: Whether a signal that others send (SIGKILL, SIGTERM) ended the first rank.
+        first_action: What to do first, as what the ranks said last is read: a value of
+            `classify.names.Action`; empty when nothing telling was said.
+        confidence: Of that reading, 0 to 1.
     """
 
     symptom: Symptom
@@ -494,6 +536,8 @@ class Finding:
     confident: bool
     reason: str
     killed: bool = False
+    first_action: str = ""
+    confidence: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,9 @@ from everstep.core.groups import Layout
 from everstep.core.model import MachineInfo, Verdict
 from everstep.core.suspicion import Group, Trial, TrialOutcome
 
+FEWEST_COMPARED = 3
+"""Groups whose states tell which of them is wrong; two that differ accuse each other."""
+
 
 @dataclass(frozen=True, slots=True)
 class ReplayOrder:
@@ -85,7 +88,8 @@ def outcomes(groups: Sequence[Group], reports: Sequence[Mapping[int, ReplayRepor
 
     A group fails when the incident's failure shows on any of its machines, or when its state after
     the last step differs from that of most groups of its size: all ran the same steps on the same
-    data. A group of which a machine could not tell, or did not answer, was not tested, unless
+    data. Where states differ and no majority agrees, none of these groups has passed: could not
+    tell. A group of which a machine could not tell, or did not answer, was not tested, unless
     another one of it failed.
 
     Paper: Algorithm 1, lines 9-11, by symptom alone. The comparison of states is ours; it needs
@@ -105,8 +109,8 @@ def outcomes(groups: Sequence[Group], reports: Sequence[Mapping[int, ReplayRepor
             and len(other.machines) == len(group.machines)
             and other_state
         ]
-        if outcome is TrialOutcome.PASSED and state and _differs(state, alike):
-            outcome = TrialOutcome.FAILED
+        if outcome is TrialOutcome.PASSED and state:
+            outcome = _compared(state, alike)
         trials.append(Trial(group, outcome))
     return trials
 
@@ -122,6 +126,10 @@ def _of_reports(group: Group, reports: Mapping[int, ReplayReport]) -> tuple[Tria
     return TrialOutcome.PASSED, "/".join(digests) if all(digests) else ""
 
 
-def _differs(state: str, alike: Sequence[str]) -> bool:
+def _compared(state: str, alike: Sequence[str]) -> TrialOutcome:
     (most, votes), *_ = Counter(alike).most_common(1)
-    return len(alike) >= 3 and votes * 2 > len(alike) and state != most
+    if votes == len(alike):
+        return TrialOutcome.PASSED
+    if len(alike) < FEWEST_COMPARED or votes * 2 <= len(alike):
+        return TrialOutcome.COULD_NOT_TELL
+    return TrialOutcome.PASSED if state == most else TrialOutcome.FAILED

@@ -73,7 +73,7 @@ class JobSpec(SpecPart):
         default=Checkpoint(), description="State that ranks save in memory."
     )
     detection: Detection = Field(
-        default=Detection(), description="How soon silence counts as a loss."
+        default=Detection(), description="How soon silence or a figure counts as a fault."
     )
     ladder: Ladder = Field(
         default=Ladder(), description="How an incident climbs, and when it is over."

@@ -5,6 +5,7 @@ Each field carries its line of documentation as its description.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self, cast
 
@@ -23,6 +24,7 @@ from pydantic import (
 from everstep.core.groups import KINDS
 from everstep.core.model import Mode, Rung
 from everstep.core.replay import FOUND_RATIO, SHOWS_RATIO
+from everstep.core.senses.step_lines import GROUPS
 from everstep.spec.problems import did_you_mean, relation_error, shown
 
 PAPER_FAILURE_RATE_PER_DAY = 0.0012
@@ -187,7 +189,7 @@ class Checkpoint(SpecPart):
 
 
 class Detection(SpecPart):
-    """How soon silence counts as a loss."""
+    """How soon silence counts as a loss, and what in the ranks' reports counts as a fault."""
 
     heartbeat_interval_s: PositiveFloat = Field(
         default=0.5, description="Seconds between two heartbeats of an agent."
@@ -203,6 +205,51 @@ class Detection(SpecPart):
         default=30.0,
         description="Seconds after which the ranks of a script that reports no steps run.",
     )
+    hang_after_step_times: Annotated[float, Field(gt=1)] = Field(
+        default=3.0,
+        description="Silence that is a hang, in times of the p99 of the last 256 step times.",
+    )
+    hang_after_at_least_s: PositiveFloat = Field(
+        default=10.0,
+        description="Seconds of silence that are no hang yet, whatever steps take.",
+    )
+    phase_timeout_s: PositiveFloat = Field(
+        default=1800.0,
+        description="Seconds that an evaluation or a checkpoint may take until three are known.",
+    )
+    jump_ratio: Annotated[float, Field(gt=1)] = Field(
+        default=5.0, description="Times the usual loss or gradient norm that are noted as a jump."
+    )
+    slowdown_ratio: PositiveFloat = Field(
+        default=0.1, description="Share by which steps must be slower to be noted as a decline."
+    )
+    step_pattern: str | None = Field(
+        default=None,
+        description=(
+            "Regular expression for lines of ranks that do not use the library, with the group"
+            " `step` and maybe `loss`, `grad_norm`, `evaluation`, `checkpoint`."
+        ),
+    )
+
+    @field_validator("step_pattern")
+    @classmethod
+    def _finds_steps(cls, pattern: str | None) -> str | None:
+        if pattern is None:
+            return None
+        try:
+            groups = re.compile(pattern).groupindex
+        except re.error as error:
+            fix = "Write it in the syntax of Python's re"
+            raise relation_error("", f"{shown(pattern)}: {error}", fix) from error
+        strange = next((name for name in groups if name not in GROUPS), None)
+        if strange is not None:
+            raise relation_error(
+                "", f"{shown(strange)} is no group of a step", did_you_mean(strange, GROUPS)
+            )
+        if "step" not in groups:
+            fix = r"Name the step's number, such as step +(?P<step>\d+)"
+            raise relation_error("", f"{shown(pattern)} has no group step", fix)
+        return pattern
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:

@@ -23,8 +23,8 @@ from everstep.cli.console import err, out
 from everstep.core.model import Check, CheckResult, Verdict
 from everstep.core.senses.inspection import Inspection, exit_code
 
-SOMEWHERE_ELSE = "192.0.2.1"
-"""An address that stands for any other machine (RFC 5737): reached by the default route."""
+SOMEWHERE_ELSE = ("192.0.2.1", "2001:db8::1")
+"""Addresses that stand for any other machine (RFC 5737, 3849): reached by the default routes."""
 
 WORDS = {
     Verdict.HEALTHY: "[green]healthy[/]",
@@ -86,7 +86,7 @@ def check_command(
                     given=tuple(interfaces or ()),
                     nccl_socket_ifname=os.environ.get("NCCL_SOCKET_IFNAME", ""),
                     nccl_ib_hca=os.environ.get("NCCL_IB_HCA", ""),
-                    addresses=(SOMEWHERE_ELSE,),
+                    addresses=SOMEWHERE_ELSE,
                 ),
                 gpus=gpus,
                 own_cgroup=own_cgroup(),

@@ -7,7 +7,19 @@ import sys
 import typer
 from temporalio.service import RPCError
 
-from everstep.cli import check, classify, incidents, machine, page, plan, run, spec, status, ui
+from everstep.cli import (
+    check,
+    classify,
+    incidents,
+    logs,
+    machine,
+    page,
+    plan,
+    run,
+    spec,
+    status,
+    ui,
+)
 from everstep.cli.console import complain
 from everstep.core.errors import EverstepError, InputError
 
@@ -29,6 +41,7 @@ app.command("classify")(classify.classify_command)
 app.command("approve")(incidents.approve_command)
 app.command("deny")(incidents.deny_command)
 app.command("page")(page.page_command)
+app.command("logs")(logs.logs_command)
 app.add_typer(incidents.app, name="incident", help="Look at one incident, or let it go on.")
 app.add_typer(machine.app, name="machine", help="Machines of a local run.")
 

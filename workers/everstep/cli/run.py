@@ -55,6 +55,9 @@ def run_command(
     ui_port: Annotated[
         int | None, typer.Option(help="Port of Temporal's web UI.", min=1, max=65535)
     ] = None,
+    metrics: Annotated[
+        bool, typer.Option("--metrics", help="Serve Prometheus metrics; see metrics/ of the run.")
+    ] = False,
 ) -> None:
     """Run a job on this machine, each machine of it a process, and recover it from faults."""
     spec = load_spec(spec_file)
@@ -71,7 +74,7 @@ def run_command(
     preflight.check_host(world_size, len(names), path)
     if server.named_by_environment() is None:
         server.find_binary()
-    asyncio.run(_carry(spec, path, fresh, planned, (temporal_port, ui_port)))
+    asyncio.run(_carry(spec, path, fresh, planned, (temporal_port, ui_port), metrics))
 
 
 async def _carry(
@@ -80,6 +83,7 @@ async def _carry(
     fresh: bool,
     planned: tuple[faults.Fault, ...],
     wanted_ports: tuple[int | None, int | None],
+    metrics: bool,
 ) -> NoReturn:
     """Claim the folder, run to the end or until a person's signal, and end the process.
 
@@ -92,7 +96,7 @@ async def _carry(
     voice.say(
         f"run of {spec.name}: {spec.layout().world_size} ranks on {spec.machines} machines; {path}"
     )
-    local = LocalRun(spec, RunOptions(folder, planned, *wanted_ports), voice)
+    local = LocalRun(spec, RunOptions(folder, planned, *wanted_ports, metrics), voice)
     code = await _until_done(local, folder, interrupted)
     sys.stdout.flush()
     sys.stderr.flush()

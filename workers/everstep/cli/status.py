@@ -20,6 +20,7 @@ from everstep.core.errors import TransientError
 from everstep.core.model import Outcome
 from everstep.workers import runtime
 from everstep.workers.local.folder import RunFolder
+from everstep.workflows import story
 from everstep.workflows.incident import ResolveIncident
 from everstep.workflows.job import RunJob
 
@@ -66,6 +67,8 @@ def print_status(folder: RunFolder, found: dict[str, Any]) -> None:
     for machine in found["barred"]:
         out.print(f"{machine} was evicted too often to join by itself: everstep machine admit")
     out.print(f"incidents: {found['incidents']} (everstep incidents {where})")
+    for alert in found["noted"]:
+        out.print(f"noted at {story.clock(alert['at_s'])}: {escape(alert['detail'])}")
 
 
 async def describe(folder: RunFolder) -> dict[str, Any]:
@@ -87,6 +90,7 @@ async def describe(folder: RunFolder) -> dict[str, Any]:
         "barred": [],
         "incidents": len(list(folder.incidents.glob("*.json"))),
         "active_incident": None,
+        "noted": [],
     }
     if running and "temporal" in state:
         try:
@@ -122,6 +126,15 @@ async def _ask(folder: RunFolder) -> dict[str, Any]:
         "barred": list(status.barred),
         "incidents": status.incidents,
         "active_incident": status.active_incident,
+        "noted": [
+            {
+                "symptom": alert.symptom,
+                "at_s": alert.at_s,
+                "machine": alert.machine,
+                "detail": alert.detail,
+            }
+            for alert in status.noted
+        ],
     }
     if status.assignment is not None:
         found["attempt"] = status.assignment.attempt

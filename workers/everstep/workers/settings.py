@@ -33,6 +33,12 @@ class WorkerSettings(BaseModel):
     host: str = Field(default="127.0.0.1", description="Address that this process's ports bind.")
     telemetry_host: str = Field(default="127.0.0.1", description="Where the analyzer listens.")
     telemetry_port: int = Field(description="Port of the analyzer.", gt=0, lt=65536)
+    metrics_port: int | None = Field(
+        default=None,
+        description="Port of Prometheus metrics, 0 for any that is free; not given: none.",
+        ge=0,
+        lt=65536,
+    )
     senses: bool | None = Field(
         default=None,
         description=(

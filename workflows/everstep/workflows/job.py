@@ -36,6 +36,7 @@ from everstep.workflows.messages import (
     JobState,
     JobStatus,
 )
+from everstep.workflows.remembering import bar, remember, remember_eviction
 
 MAX_EVENTS = 4_000
 """Events after which a new run is begun: far below Temporal's 51,200, cheap to replay."""
@@ -44,9 +45,8 @@ MAX_RECENT_KEYS = 1_000
 """Alerts remembered for dropping duplicates: a whole job's ranks ending twice at the paper's scale
 of machines fits, batched by machine."""
 
-MAX_BARRED = 50
-"""Machines remembered as waiting for a person's word; an agent that is left out announces itself
-again."""
+MAX_NOTED = 50
+"""Alerts that stop nothing, kept for whoever asks."""
 
 GATHERING_S = 60.0
 """How long the first start waits for standbys once there are machines for every slot."""
@@ -84,7 +84,8 @@ class RunJob:
             if evidence.calls_for_action(alert):
                 self._state.pending.append(alert)
             else:
-                workflow.logger.warning("noted: %s on %s", alert.detail, alert.machine)
+                self._state.noted = [*self._state.noted, alert][-MAX_NOTED:]
+                workflow.logger.warning("noted: %s: %s", alert.machine or "job", alert.detail)
 
     @workflow.signal
     async def machine_joined(self, machine: MachineInfo) -> None:
@@ -97,7 +98,8 @@ class RunJob:
         if any(known == machine for known in self._state.pool):
             return
         if memory.barred(memory.history_of(self._state.machines, machine.machine)):
-            self._bar(machine)
+            bar(self._state, machine)
+            workflow.logger.warning("%s was evicted too often to join by itself", machine.machine)
             return
         self._state.pool = [k for k in self._state.pool if k.machine != machine.machine]
         self._state.pool.append(machine)
@@ -145,7 +147,7 @@ class RunJob:
     @workflow.signal
     def machine_evicted(self, eviction: Eviction) -> None:
         """The open incident has taken a machine out."""
-        self._remember_eviction(eviction)
+        remember_eviction(self._state, eviction)
         self._state.out.append(eviction.machine)
 
     @workflow.signal
@@ -157,7 +159,7 @@ class RunJob:
         self._state.out = []
         self._state.assignment = result.assignment
         self._state.evictions = [*self._state.evictions, *result.evictions]
-        self._remember(result)
+        remember(self._state, result, workflow.now().timestamp())
         unsettled = [alert for alert in self._state.handed if alert.key not in result.settled]
         self._state.pending = [*unsettled, *self._state.pending]
         self._state.handed = []
@@ -176,6 +178,7 @@ class RunJob:
             barred=tuple(machine.machine for machine in self._state.barred),
             machines=tuple(self._state.machines),
             codes=tuple(self._state.codes),
+            noted=tuple(self._state.noted),
         )
 
     # --- The life of a job -----------------------------------------------------------------------
@@ -306,33 +309,6 @@ class RunJob:
             # It is over, and says so any moment; alerts that it did not settle open the next one.
             workflow.logger.warning("could not signal %s to %s: %s", signal, incident_id, error)
 
-    # --- Memory ----------------------------------------------------------------------------------
-
-    def _remember(self, result: IncidentResult) -> None:
-        """Keep what an incident has taught of machines and code, for all later ones."""
-        for at_s, machine in result.evictions:
-            self._remember_eviction(Eviction(machine, at_s, result.record.finding.reason))
-        self._state.codes = list(result.codes) or self._state.codes
-        record = result.record
-        if record.restored_step is not None:
-            self._state.attempt_from = record.restored_step
-            self._state.attempt_at_s = record.first_step_at_s or workflow.now().timestamp()
-
-    def _remember_eviction(self, eviction: Eviction) -> None:
-        """Told at once, and again when the incident closes: once is remembered."""
-        machine, at_s = eviction.machine, eviction.at_s
-        if memory.history_of(self._state.machines, machine).last_evicted_s < at_s:
-            self._state.machines = memory.after_eviction(
-                self._state.machines, machine, at_s, eviction.reason
-            )
-
-    def _bar(self, machine: MachineInfo) -> None:
-        others = [known for known in self._state.barred if known.machine != machine.machine]
-        self._state.barred = [*others, machine][-MAX_BARRED:]
-        workflow.logger.warning(
-            "%s was evicted too often to be let in by its own word", machine.machine
-        )
-
     # --- Questions about the state ---------------------------------------------------------------
 
     def _slots(self) -> Sequence[MachineInfo]:
@@ -347,7 +323,7 @@ class RunJob:
                 if k.machine != alert.machine or k.joined_at_s > alert.at_s
             ]
             return self._holds_slot(alert.machine) or self._state.active is not None
-        if alert.subject:
+        if alert.subject and not alert.attempt:
             if alert.confident:
                 self._state.pool = [k for k in self._state.pool if k.machine != alert.machine]
             return self._holds_slot(alert.machine)

@@ -47,6 +47,7 @@ class JobState:
         barred: Machines that may not join before a person admits them, bounded.
         attempt_from: The step that the current attempt started from.
         attempt_at_s: When the current attempt was seen to run.
+        noted: Newest alerts that did not call for action, oldest first, bounded.
     """
 
     assignment: Assignment | None = None
@@ -65,6 +66,7 @@ class JobState:
     barred: list[MachineInfo] = field(default_factory=list[MachineInfo])
     attempt_from: int = 0
     attempt_at_s: float = 0.0
+    noted: list[Alert] = field(default_factory=list[Alert])
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,7 @@ class JobStatus:
     barred: tuple[str, ...] = ()
     machines: tuple[MachineHistory, ...] = ()
     codes: tuple[CodeVersion, ...] = ()
+    noted: tuple[Alert, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -129,7 +129,7 @@ class Situation:
 
     def _matters(self, alert: Alert) -> bool:
         """Whether an alert concerns what runs now, and not what has been stopped already."""
-        if alert.symptom is Symptom.AGENT_LOST or alert.subject:
+        if alert.symptom is Symptom.AGENT_LOST or (alert.subject and not alert.attempt):
             return alert.machine in [info.machine for info in self.occupied()]
         return alert.attempt == self.assignment.attempt
 

@@ -65,12 +65,14 @@ class RunOptions:
         planned: Faults to inject.
         temporal_port: Wanted port of the Temporal server, or None.
         ui_port: Wanted port of its web UI, or None.
+        metrics: Whether agents and the analyzer serve Prometheus metrics.
     """
 
     folder: RunFolder
     planned: tuple[faults.Fault, ...]
     temporal_port: int | None
     ui_port: int | None
+    metrics: bool = False
 
 
 class Narrator(Protocol):
@@ -154,6 +156,7 @@ class LocalRun:
             telemetry_host=HOST,
             telemetry_port=ports.free_port(HOST),
             inject_faults=self._breaks_things,
+            metrics_port=0 if self._options.metrics else None,
         )
         self._environment = {**os.environ, **self._settings.environment()}
         await self._guardian.start()
