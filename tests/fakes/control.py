@@ -25,7 +25,13 @@ from everstep.workers import registry, runtime
 from everstep.workflows import options, story
 from everstep.workflows.incident import ResolveIncident
 from everstep.workflows.job import RunJob
-from everstep.workflows.messages import EvictOrder, JobInput, JobResult, JobStatus
+from everstep.workflows.messages import (
+    MAX_EVENTS,
+    EvictOrder,
+    JobInput,
+    JobResult,
+    JobStatus,
+)
 from everstep.workflows.ports import ArchivePort, ClusterPort
 from tests.fakes.fleet import Effect, FakeMachine, FakeWorld
 
@@ -167,6 +173,7 @@ async def controlled(
     earlier_code: tuple[CodeVersion, ...] = (),
     most_incidents: int = MOST_INCIDENTS,
     from_scratch: bool = False,
+    max_events: int = MAX_EVENTS,
 ) -> AsyncGenerator[Control]:
     """A job of its own on the server, with a controller and an analyzer, and no machine yet."""
     client = await Client.connect(address, data_converter=pydantic_data_converter)
@@ -185,9 +192,10 @@ async def controlled(
         )
         await workers.enter_async_context(controller)
         await workers.enter_async_context(registry.analyzer(client, spec.name, world))
+        job = JobInput(spec, "v1", "/code/v1", from_scratch, earlier_code, max_events)
         handle = await client.start_workflow(
             RunJob.run,
-            args=[JobInput(spec, "v1", "/code/v1", from_scratch, earlier_code), None],
+            args=[job, None],
             id=names.job_workflow_id(spec.name),
             task_queue=names.CONTROLLER_QUEUE,
             task_timeout=options.WORKFLOW_TASK_TIMEOUT,

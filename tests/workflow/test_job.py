@@ -10,13 +10,17 @@ import pytest
 from temporalio.testing import WorkflowEnvironment
 
 from everstep.core.model import Alert, Observer, Outcome, Symptom
-from everstep.workflows.job import MAX_EVENTS, RunJob
+from everstep.workflows.job import RunJob
 from tests.fakes.control import Control, controlled
 from tests.fakes.fleet import FakeWorld
 from tests.fakes.servers import register, server_path
 from tests.workflow.test_recovery import assemble, spec_of
 
 pytestmark = [pytest.mark.server]
+
+
+MAX_EVENTS = 1_000
+"""So that it does not take long to come there."""
 
 
 async def flood(control: Control, signals: int) -> None:
@@ -37,7 +41,7 @@ async def flood(control: Control, signals: int) -> None:
 
 async def test_job_continues_as_new_and_loses_nothing(temporal_address: str) -> None:
     world = FakeWorld(8)
-    async with controlled(temporal_address, spec_of(), world) as control:
+    async with controlled(temporal_address, spec_of(), world, max_events=MAX_EVENTS) as control:
         await assemble(control)
         first_run = (await control.handle.describe()).run_id
         await flood(control, MAX_EVENTS // 2)
@@ -45,8 +49,8 @@ async def test_job_continues_as_new_and_loses_nothing(temporal_address: str) -> 
         floods = 0
         while (await control.handle.describe()).run_id == first_run:
             floods += 1
-            assert floods <= MAX_EVENTS // 500, "it goes on for ever in one run"
-            await flood(control, 500)
+            assert floods <= MAX_EVENTS // 200, "it goes on for ever in one run"
+            await flood(control, 200)
         await control.until(lambda record: record.first_step_at_s is not None)
         await world.advance(2, 20)
         await control.until(lambda record: record.outcome is Outcome.RECOVERED)

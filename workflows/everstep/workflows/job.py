@@ -39,9 +39,6 @@ from everstep.workflows.messages import (
 )
 from everstep.workflows.remembering import bar, remember, remember_eviction
 
-MAX_EVENTS = 4_000
-"""Events after which a new run is begun: far below Temporal's 51,200, cheap to replay."""
-
 MAX_RECENT_KEYS = 1_000
 """Alerts remembered for dropping duplicates: a whole job's ranks ending twice at the paper's scale
 of machines fits, batched by machine."""
@@ -375,7 +372,10 @@ class RunJob:
 
     def _should_continue_as_new(self) -> bool:
         info = workflow.info()
-        return info.is_continue_as_new_suggested() or info.get_current_history_length() > MAX_EVENTS
+        return (
+            info.is_continue_as_new_suggested()
+            or info.get_current_history_length() > self._job.max_events
+        )
 
     def _phase(self) -> str:
         if self._state.assignment is None:

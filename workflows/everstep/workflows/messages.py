@@ -15,6 +15,9 @@ from everstep.core.model import (
 )
 from everstep.spec.job import JobSpec
 
+MAX_EVENTS = 4_000
+"""Far below Temporal's 51,200, and cheap to replay."""
+
 
 @dataclass(frozen=True, slots=True)
 class JobInput:
@@ -26,6 +29,7 @@ class JobInput:
         code_directory: Where it lies on every machine.
         from_scratch: Whether checkpoints of earlier runs in storage are to be ignored.
         earlier_code: Versions of before, oldest first, to which a rollback may go.
+        max_events: Length of the history from which on a new run is begun.
     """
 
     spec: JobSpec
@@ -33,6 +37,7 @@ class JobInput:
     code_directory: str
     from_scratch: bool = False
     earlier_code: tuple[CodeVersion, ...] = ()
+    max_events: int = MAX_EVENTS
 
 
 @dataclass(slots=True)
