@@ -7,7 +7,18 @@ import sys
 import typer
 from temporalio.service import RPCError
 
-from everstep.cli import check, classify, incidents, machine, plan, run, spec, status, ui
+from everstep.cli import (
+    analyze_stacks,
+    check,
+    classify,
+    incidents,
+    machine,
+    plan,
+    run,
+    spec,
+    status,
+    ui,
+)
 from everstep.cli.console import complain
 from everstep.core.errors import EverstepError, InputError
 
@@ -26,6 +37,7 @@ app.command("check")(check.check_command)
 app.command("ui")(ui.ui_command)
 app.command("incidents")(incidents.list_command)
 app.command("classify")(classify.classify_command)
+app.command("analyze-stacks")(analyze_stacks.analyze_command)
 app.add_typer(incidents.app, name="incident", help="Look at one incident, or let it go on.")
 app.add_typer(machine.app, name="machine", help="Machines of a local run.")
 
