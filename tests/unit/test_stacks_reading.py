@@ -126,7 +126,16 @@ def test_a_collective_in_a_backward_pass_is_found_on_autograd_s_thread() -> None
     assert found.at == "all_reduce (distributed_c10d.py)"
 
 
-def test_a_known_text_gives_the_same_stack_with_its_own_heads() -> None:
+def test_a_known_text_gives_the_same_stack_with_its_own_heads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real, reader = (DATA / "stopped/rank-6.json").read_bytes(), Reader()
+    known = reader.read(real).threads[0]
+    with monkeypatch.context() as patch:
+        patch.setattr(json, "loads", None)
+        again = reader.read(real.replace(b'"pid": ', b'"pid": 1')).threads[0]
+    assert again.stack is known.stack
+    assert (again.pid, again.name) == (int(f"1{known.pid}"), "MainThread")
     reader = Reader()
     first = reader.read(texts.dump(texts.GRAD_SYNC, 1))
     second = reader.read(texts.dump(texts.GRAD_SYNC, 2))

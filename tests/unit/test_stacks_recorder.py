@@ -76,10 +76,8 @@ def test_a_rank_that_is_absent_because_it_waits_elsewhere_is_excused() -> None:
 
     recorders = {rank: ranks_of(rank) for rank in range(32)}
     calls = [("synchronize", "torch/cuda/__init__.py"), *texts.MAIN]
-    stacks = everywhere(calls)
-    assert judged(stacks, recorders).verdict is UNOBSERVABLE
-    idle = [("train_step", "train.py"), *texts.MAIN]
-    found = judged(everywhere(idle), recorders)
+    assert judged(everywhere(calls)).verdict is UNOBSERVABLE
+    found = judged(everywhere(calls), recorders)
     assert (found.suspect_ranks, found.evict_machines) == ((30, 31), (15,))
 
 

@@ -19,6 +19,7 @@ from everstep.core.stacks.pyspy import Reader
 from everstep.core.stacks.recorder import Recorder, read_recorder
 
 _NAME = re.compile(r"(rank|recorder)[-_]?(\d+)(?:\.(\d+))?\.json")
+_CHUNK_BYTES = 1 << 20
 _NUMBERS = re.compile(r"(\d+)")
 
 
@@ -58,14 +59,17 @@ def read_folder(folder: Path, world_size: int) -> list[Snapshot]:
 def _find(folder: Path) -> list[_Files]:
     numbered: dict[int, _Files] = {}
     later: list[_Files] = []
+    folders: list[str] = []
     with os.scandir(folder) as entries:
-        for entry in sorted(entries, key=lambda entry: _natural(entry.name)):
-            if entry.is_dir(follow_symlinks=False):
-                later.extend(_find(Path(entry.path)))
-            elif (found := _NAME.fullmatch(entry.name)) is not None:
+        for entry in entries:
+            if (found := _NAME.fullmatch(entry.name)) is not None:
                 files = numbered.setdefault(int(found[3] or 1), _Files())
                 by_rank = files.ranks if found[1] == "rank" else files.recorders
                 by_rank[int(found[2])] = entry.path
+            elif entry.is_dir(follow_symlinks=False):
+                folders.append(entry.path)
+    for path in sorted(folders, key=_natural):
+        later.extend(_find(Path(path)))
     return [*(numbered[number] for number in sorted(numbered)), *later]
 
 
@@ -95,8 +99,16 @@ def _read(files: _Files, reader: Reader) -> Snapshot:
 
 def _content(path: str) -> bytes | None:
     try:
-        # Unbuffered, for there may be ten thousand.
-        with Path(path).open("rb", buffering=0) as file:
-            return file.readall()
+        # Of ten thousand files, file objects would take longer than their contents.
+        number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return None
+    try:
+        parts: list[bytes] = []
+        while part := os.read(number, _CHUNK_BYTES):
+            parts.append(part)
+    except OSError:
+        return None
+    finally:
+        os.close(number)
+    return parts[0] if len(parts) == 1 else b"".join(parts)

@@ -76,20 +76,28 @@ def judge_recorders(
 
 
 def _groups(layout: Layout, recorders: Mapping[int, Recorder]) -> list[_Group]:
-    found: dict[tuple[str, tuple[int, ...] | None], _Group] = {}
+    world = tuple(range(layout.world_size))
+    found: dict[tuple[str, int, int], _Group] = {}
     for rank in sorted(recorders):
         for progress in recorders[rank].groups:
-            members = progress.members or _members(layout, rank, progress)
-            known = found.setdefault(
-                (progress.name, members), _Group(_title(progress), members, {})
-            )
-            known.progress[rank] = progress
-    return [found[key] for key in sorted(found, key=lambda key: (key[0], key[1] or ()))]
+            members = progress.members
+            if members is None:
+                members = _members(layout, rank, progress, world)
+            # Long tuples are not compared: groups of one name that differ do so in their first
+            # rank or in their size.
+            key = (progress.name, members[0] if members else -1, len(members or ()))
+            group = found.get(key)
+            if group is None:
+                group = found[key] = _Group(_title(progress), members, {})
+            group.progress[rank] = progress
+    return [found[key] for key in sorted(found)]
 
 
-def _members(layout: Layout, rank: int, progress: GroupProgress) -> tuple[int, ...] | None:
+def _members(
+    layout: Layout, rank: int, progress: GroupProgress, world: tuple[int, ...]
+) -> tuple[int, ...] | None:
     if progress.name in _EVERYBODY or progress.description in _EVERYBODY:
-        return tuple(range(layout.world_size))
+        return world
     words = re.split(r"[^a-z0-9]+|_", progress.description.lower())
     kinds = {_KIND_OF_WORD[word] for word in words if word in _KIND_OF_WORD}
     return layout.group(kinds.pop(), rank) if len(kinds) == 1 else None

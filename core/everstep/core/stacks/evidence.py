@@ -12,7 +12,6 @@ from everstep.core.stacks.dump import Answer, Snapshot
 from everstep.core.stacks.place import Place, Stand
 from everstep.core.stacks.roles import Child, Places
 
-
 _TRANSFER = re.compile(r"send|recv|receive|p2p|communicate")
 
 

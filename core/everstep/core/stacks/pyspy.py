@@ -20,12 +20,10 @@ from everstep.core.stacks.dump import Answer, Frame, RankDump, Stack, Thread
 _NO_ANSWERS = frozenset(Answer) - {Answer.ANSWERED}
 _FRAMES = b'"frames": ['
 _FRAMES_END = b"\n    ]"
-_HEADS = {
-    "pid": re.compile(rb'"pid": (\d+)'),
-    "os_thread_id": re.compile(rb'"os_thread_id": (\d+)'),
-    "thread_name": re.compile(rb'"thread_name": "([^"\\]*)"'),
-    "process": re.compile(rb'"process": "([^"\\]*)"'),
-}
+_HEAD = re.compile(
+    rb'(?:"process": "(?P<process>[^"\\]*)",\s+)?"pid": (?P<pid>\d+),\s+"thread_id": \d+,'
+    rb'\s+"thread_name": (?:null|"(?P<name>[^"\\]*)"),\s+"os_thread_id": (?P<number>null|\d+),'
+)
 
 
 class Reader:
@@ -109,22 +107,21 @@ class Reader:
         for piece in pieces:
             frames, end, next_head = piece.partition(_FRAMES_END)
             stack = self._by_text.get(frames)
-            if stack is None or not end:
+            parts = _HEAD.search(head)
+            if stack is None or parts is None or not end:
                 return None
-            found.append(_thread(head, stack))
+            process, pid, name, number = parts.groups(b"")
+            found.append(
+                Thread(
+                    pid=int(pid),
+                    os_thread_id=None if number == b"null" else int(number),
+                    name=name.decode(errors="replace"),
+                    stack=stack,
+                    process=process.decode(errors="replace"),
+                )
+            )
             head = next_head
         return tuple(found) or None
-
-
-def _thread(head: bytes, stack: Stack) -> Thread:
-    texts = {name: found[1] for name, what in _HEADS.items() if (found := what.search(head))}
-    return Thread(
-        pid=int(texts.get("pid", 0)),
-        os_thread_id=_int(texts.get("os_thread_id")),
-        name=texts.get("thread_name", b"").decode(errors="replace"),
-        stack=stack,
-        process=texts.get("process", b"").decode(errors="replace"),
-    )
 
 
 def _answered(threads: tuple[Thread, ...]) -> RankDump:

@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, cast
 
 _NUMBER = re.compile(r"\d+")
@@ -145,9 +146,13 @@ def _take_configuration(configuration: dict[str, Any], drafts: dict[str, _Draft]
             name = str(fields.get("name") or key)
             draft = drafts[name] = _Draft(name)
         draft.description = str(fields.get("desc") or draft.description)
-        ranks = fields.get("ranks", "")
-        numbers = tuple(sorted({int(found) for found in _NUMBER.findall(str(ranks))}))
-        draft.members = numbers or draft.members
+        draft.members = _ranks(str(fields.get("ranks", ""))) or draft.members
+
+
+# One object for all members of a group: the world of a large job is a long text on every rank.
+@lru_cache(maxsize=4096)
+def _ranks(text: str) -> tuple[int, ...]:
+    return tuple(sorted({int(found) for found in _NUMBER.findall(text)}))
 
 
 def _take_status(draft: _Draft, status: dict[str, Any]) -> None:
