@@ -70,6 +70,7 @@ class Surroundings:
 class _Rank:
     log: Path
     channel: RankChannel
+    pid: int | None = None
     step: int | None = None
     exit: RankExit | None = None
 
@@ -106,6 +107,16 @@ class Attempt:
     def stopped(self) -> tuple[int, ...]:
         """Ranks that were ended by an order, ascending."""
         return tuple(sorted(self._stopped))
+
+    @property
+    def number(self) -> int:
+        """Which attempt it is."""
+        return self._order.attempt
+
+    @property
+    def pids(self) -> dict[int, int]:
+        """Process ids of the ranks that were started, the ended ones among them."""
+        return {number: rank.pid for number, rank in self._ranks.items() if rank.pid is not None}
 
     def launch(self) -> tuple[int, ...]:
         """Start the ranks, and the rendezvous store if this is slot 0; blocks.
@@ -164,13 +175,14 @@ class Attempt:
         rank.channel.start()
         with theirs:
             try:
-                return self._around.launcher.start_rank(
+                rank.pid = self._around.launcher.start_rank(
                     self._order,
                     start,
                     theirs,
                     rank.log,
                     lambda ended: self._post(self._see_end, start.rank, ended),
                 )
+                return rank.pid
             except BaseException:
                 self._alive.discard(start.rank)
                 raise

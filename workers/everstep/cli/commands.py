@@ -16,6 +16,7 @@ from everstep.cli import (
     plan,
     run,
     spec,
+    stacks,
     status,
     ui,
 )
@@ -37,6 +38,7 @@ app.command("check")(check.check_command)
 app.command("ui")(ui.ui_command)
 app.command("incidents")(incidents.list_command)
 app.command("classify")(classify.classify_command)
+app.command("stacks")(stacks.stacks_command)
 app.command("analyze-stacks")(analyze_stacks.analyze_command)
 app.add_typer(incidents.app, name="incident", help="Look at one incident, or let it go on.")
 app.add_typer(machine.app, name="machine", help="Machines of a local run.")

@@ -13,6 +13,8 @@ import logging
 import os
 from collections.abc import Mapping
 
+from everstep.activities.evidence import EvidenceStore
+from everstep.activities.trace import TraceActivities
 from everstep.agent import link
 from everstep.agent.config import MachineConfig
 from everstep.agent.machine import Machine
@@ -125,12 +127,13 @@ async def main(name: str) -> int:
     telemetry_task = asyncio.create_task(telemetry.run())
     reporter_task = asyncio.create_task(reporter.run())
     senses_task: asyncio.Task[None] | None = None
+    traces = TraceActivities(name, machine, EvidenceStore(given.evidence_url()))
     try:
         await machine.open()
         if given.watches_machine():
             monitor = Monitor(monitor_config(name, given, spec, os.environ), reporter.put)
             senses_task = asyncio.create_task(monitor.run())
-        async with registry.agent(client, spec.name, name, machine):
+        async with registry.agent(client, spec.name, name, machine, traces):
             await stop.wait()
             await telemetry.farewell()
             await machine.close()

@@ -11,6 +11,7 @@ from everstep.activities.analysis import AnalysisActivities, Progress
 from everstep.activities.archive import FileArchive
 from everstep.activities.local_cluster import LocalCluster
 from everstep.activities.machine import Machine, MachineActivities
+from everstep.activities.trace import TraceActivities
 from everstep.core import names
 from everstep.workers import runtime
 
@@ -32,13 +33,24 @@ def controller(client: Client, cluster: LocalCluster, archive: FileArchive) -> W
     )
 
 
-def agent(client: Client, job: str, name: str, machine: Machine) -> Worker:
-    """Orders to one machine."""
+def agent(
+    client: Client,
+    job: str,
+    name: str,
+    machine: Machine,
+    traces: TraceActivities | None = None,
+) -> Worker:
+    """Orders to one machine, and questions where its ranks stand if it can tell."""
     activities = MachineActivities(machine)
     return Worker(
         client,
         task_queue=names.machine_queue(job, name),
-        activities=[activities.stop, activities.restore, activities.start],
+        activities=[
+            activities.stop,
+            activities.restore,
+            activities.start,
+            *([traces.trace] if traces is not None else []),
+        ],
         # Orders to a machine come one at a time; two poll calls are enough to never miss one.
         max_concurrent_activity_task_polls=2,
         max_concurrent_activities=8,

@@ -20,6 +20,8 @@ from everstep.core.model import (
     StartReport,
     StepSeen,
     StopOrder,
+    TraceOrder,
+    TraceReport,
 )
 from everstep.workflows.messages import AwaitStep, EvictOrder
 
@@ -41,6 +43,15 @@ class MachinePort(ABC):
     @abstractmethod
     async def start(self, order: StartOrder) -> StartReport:
         """Start the ranks of an attempt; a second call returns the first report."""
+
+
+class TracePort(ABC):
+    """Where a machine's ranks stand, asked of its agent on its own task queue."""
+
+    @activity.defn(name="machine.trace")
+    @abstractmethod
+    async def trace(self, order: TraceOrder) -> TraceReport:
+        """Keep every rank's stacks as evidence; a second call asks again."""
 
 
 class ClusterPort(ABC):

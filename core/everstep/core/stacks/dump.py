@@ -76,6 +76,21 @@ class RankDump:
 
 
 @dataclass(frozen=True, slots=True)
+class RankTrace:
+    """What one rank said to its machine's tracer.
+
+    Attributes:
+        answer: Whether it did.
+        detail: What went wrong, or how it was read; empty for a plain answer.
+        dump: The file.
+    """
+
+    answer: Answer
+    detail: str
+    dump: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     """Everything that was heard at about one time.
 

@@ -22,6 +22,7 @@ class Look:
     Attributes:
         places: Where each rank stands that said so and runs.
         children: Loaders and writers, by rank; ranks without any are left out.
+        silent_children: Children that did not answer, by rank.
         silent: Ranks that did not answer, with what is known of it.
         outside: Ranks outside any collective, ascending.
         outliers: Ranks whose stack is not an ordinary one, ascending.
@@ -30,6 +31,7 @@ class Look:
 
     places: dict[int, Place]
     children: dict[int, tuple[Child, ...]]
+    silent_children: dict[int, tuple[str, ...]]
     silent: dict[int, str]
     outside: tuple[int, ...]
     outliers: tuple[int, ...]
@@ -46,6 +48,7 @@ def look(layout: Layout, snapshot: Snapshot, known: Places) -> Look:
     """
     places: dict[int, Place] = {}
     children: dict[int, tuple[Child, ...]] = {}
+    silent_children: dict[int, tuple[str, ...]] = {}
     silent: dict[int, str] = {}
     for rank in range(layout.world_size) if snapshot.ranks else ():
         dump = snapshot.of(rank)
@@ -56,13 +59,16 @@ def look(layout: Layout, snapshot: Snapshot, known: Places) -> Look:
             places[rank] = place
         if found := known.of_children(dump):
             children[rank] = found
+        if dump.silent_children:
+            silent_children[rank] = dump.silent_children
     waiting = {rank for rank, place in places.items() if place.stand is Stand.WAITING}
     # gloo does not record these, so a rank that waits in one looks as if it waited in nothing.
     in_transfer = {rank for rank in waiting if _TRANSFER.search(places[rank].at)}
     odd = judge_recorders(layout, snapshot.recorders, in_transfer)
     outside = tuple(rank for rank in places if rank not in waiting and rank not in odd.in_step)
     keys = {rank: place.key for rank, place in places.items()}
-    return Look(places, children, silent, outside, outliers(layout, keys), odd)
+    unusual = outliers(layout, keys)
+    return Look(places, children, silent_children, silent, outside, unusual, odd)
 
 
 _SAID = {

@@ -171,6 +171,7 @@ def _loader(seen: Look, rank: int) -> str:
     told = [
         f"its {child.role} {child.pid} in {child.place.at}" for child in seen.children.get(rank, ())
     ]
+    told += seen.silent_children.get(rank, ())
     return f" ({', '.join(told)})" if told else ""
 
 
@@ -206,10 +207,13 @@ def _unusual(layout: Layout, seen: Look, doubts: list[str]) -> _Suspicion | None
 
 def _children(layout: Layout, seen: Look) -> _Suspicion | None:
     """Ranks whose loaders or writers stand where no ordinary rank's do."""
-    keys = {
+    keys: dict[int, tuple[object, ...]] = {
         rank: tuple(sorted({(child.role.value, child.place.key) for child in children}))
         for rank, children in seen.children.items()
     }
+    for rank in seen.places if seen.silent_children else ():
+        count = len(seen.silent_children.get(rank, ()))
+        keys[rank] = (*keys.get(rank, ()), count)
     ranks = outliers(layout, keys)
     if not ranks or domain_of(layout, ranks, each_on_evidence=True) is None:
         return None

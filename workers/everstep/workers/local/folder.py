@@ -87,6 +87,11 @@ class RunFolder:
         return self.path / "evictions.jsonl"
 
     @property
+    def evidence(self) -> Path:
+        """Stack dumps by digest, unless the agents are told another place."""
+        return self.path / "evidence"
+
+    @property
     def requests(self) -> Path:
         """Requests for further machines, one file each, taken by the running cluster."""
         return self.path / "requests"
@@ -229,6 +234,7 @@ def _names(folder: RunFolder) -> set[str]:
         for entry in (
             folder.spec, folder.secret, folder.state, folder.code, folder.logs, folder.machines,
             folder.incidents, folder.output, folder.steps, folder.evictions, folder.requests,
+            folder.evidence,
         )
     }  # fmt: skip
     ours |= {f"{folder.database.name}{tail}" for tail in ("", "-wal", "-shm", ".lock")}
