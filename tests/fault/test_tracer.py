@@ -14,7 +14,7 @@ from tests.fault.machines import Rig, config_of, until
 
 from everstep.activities.evidence import EvidenceStore
 from everstep.agent import witness
-from everstep.agent.probes.stacks import Asking, executable_beside_us
+from everstep.agent.probes.stacks import Asking, executable_beside_us, state_of
 from everstep.agent.tracer import Target, trace
 from everstep.core.errors import PermanentError, StaleAttempt, UnobservableError
 from everstep.core.model import TraceOrder
@@ -77,6 +77,7 @@ async def rig(tmp_path: Path) -> AsyncGenerator[Rig]:
         out = rig.config.output_dir
         await until(lambda: all((out / name).exists() for name in (*"012345", "loader")))
         os.kill(pids(rig)[STOPPED], signal.SIGSTOP)
+        await until(lambda: state_of(pids(rig)[STOPPED]) == "T")
         yield rig
 
 
@@ -122,6 +123,7 @@ async def test_each_trouble_is_told_as_what_it_is(rig: Rig) -> None:
 async def test_a_stopped_child_is_told_with_its_rank(rig: Rig) -> None:
     loader = int((rig.config.output_dir / "loader").read_text())
     os.kill(loader, signal.SIGSTOP)
+    await until(lambda: state_of(loader) == "T")
     found = await trace({LOADS: targets(rig)[LOADS]}, Asking(SPY, DEADLINE_S))
     dump = read(found)[LOADS]
     assert dump.answer is Answer.ANSWERED
@@ -170,6 +172,25 @@ async def test_a_rank_that_is_gone_is_told_so_and_others_are_asked(rig: Rig) -> 
     assert traces[READS].answer is Answer.ANSWERED
     with pytest.raises(StaleAttempt):
         await rig.machine.trace(TraceOrder(2))
+
+
+async def test_a_program_inside_a_shell_script_is_the_rank(tmp_path: Path) -> None:
+    async with Rig(config_of(tmp_path, ("sh", "train.sh"))) as rig:
+        rig.write("python inner.py\nexit $?\n", "train.sh")
+        rig.write(
+            """
+            import os, time
+            def inner():
+                open(os.environ["EVERSTEP_OUTPUT_DIR"] + "/inner", "w").close()
+                time.sleep(600)
+            inner()
+            """,
+            "inner.py",
+        )
+        await rig.machine.start(rig.order(1, num_ranks=1))
+        await until((rig.config.output_dir / "inner").exists)
+        _, traces = await rig.machine.trace(TraceOrder(1, DEADLINE_S))
+        assert stands(read(traces)[0]) == "inner (inner.py)"
 
 
 async def test_a_signal_is_only_sent_to_who_catches_it(tmp_path: Path) -> None:

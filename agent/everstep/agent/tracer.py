@@ -54,12 +54,18 @@ async def _rank(target: Target, how: Asking, turn: asyncio.Semaphore) -> RankTra
         _ask(target.pid, how, turn, target.stacks_file),
         *(_ask(pid, how, turn, None) for pid, _ in children),
     )
+    program = None
+    if heard.answer is Answer.NO_ANSWER and not heard.hung:
+        # A shell script, say, around the program: the first Python below it is the rank.
+        program = next((child for child in others if child.answer is Answer.ANSWERED), None)
+        heard = program or heard
     threads = list(heard.threads)
     silent: list[str] = []
     for (pid, name), child in zip(children, others, strict=True):
+        if child is program:
+            continue
         threads += [{"process": name, **thread} for thread in child.threads]
-        # py-spy also fails on what is no Python, which says nothing.
-        if child.answer is Answer.STOPPED or "no answer to py-spy" in child.detail:
+        if child.answer is Answer.STOPPED or child.hung:
             silent.append(f"{name} {pid}: {child.detail}")
     if heard.answer is Answer.ANSWERED and not silent and not heard.detail:
         dump: object = threads

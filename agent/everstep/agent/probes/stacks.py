@@ -22,7 +22,9 @@ from typing import Any
 from everstep.agent import witness
 from everstep.core.stacks.dump import Answer
 
-_STOPPED = "Tt"
+_TRACED = "t"
+_STOPPED = ("T", _TRACED)
+_TRACED_PATIENCE_S = 0.2
 _REFUSED = re.compile(rb"permission denied|not permitted|EPERM|EACCES", re.IGNORECASE)
 _POLL_S = 0.01
 _SETTLED_S = 0.1
@@ -57,11 +59,13 @@ class Heard:
         answer: Whether it did.
         threads: In the form of py-spy's JSON.
         detail: What went wrong, or how else it was read.
+        hung: Whether its deadline passed; py-spy also fails on what is no Python.
     """
 
     answer: Answer
     threads: Threads = field(default_factory=list[dict[str, Any]])
     detail: str = ""
+    hung: bool = False
 
 
 def executable_beside_us(name: str) -> str:
@@ -79,6 +83,10 @@ async def ask(pid: int, how: Asking, stacks_file: Path | None = None) -> Heard:
         stacks_file: Where its fault handler writes, if it has one.
     """
     state = state_of(pid)
+    if state == _TRACED:
+        # Another one reads it at this moment, or a debugger holds it for good.
+        await asyncio.sleep(_TRACED_PATIENCE_S)
+        state = state_of(pid)
     if state is None:
         return Heard(Answer.GONE, detail=f"process {pid} is not there")
     stopped = state in _STOPPED
@@ -90,14 +98,14 @@ async def ask(pid: int, how: Asking, stacks_file: Path | None = None) -> Heard:
     state = state_of(pid)
     if state is None:
         return Heard(Answer.GONE, detail=f"process {pid} ended")
-    if state in _STOPPED and heard.answer is not Answer.REFUSED:
+    if state in _STOPPED:
         return Heard(Answer.STOPPED, detail=f"process {pid} is in state {state}")
     detail = f"process {pid} in state {state}: {heard.detail}"
     if stacks_file is not None and (
         lines := await asyncio.to_thread(_by_fault_handler, pid, stacks_file, how)
     ):
         return Heard(Answer.ANSWERED, threads_of(pid, lines), f"by its fault handler; {detail}")
-    return Heard(heard.answer, detail=detail)
+    return Heard(heard.answer, detail=detail, hung=heard.hung)
 
 
 def state_of(pid: int) -> str | None:
@@ -144,7 +152,8 @@ async def _spy(pid: int, how: Asking, unattached: bool) -> Heard:
         async with asyncio.timeout(how.deadline_s):
             output, errors = await process.communicate()
     except TimeoutError:
-        return Heard(Answer.NO_ANSWER, detail=f"no answer to py-spy in {how.deadline_s:g} s")
+        late = f"no answer to py-spy in {how.deadline_s:g} s"
+        return Heard(Answer.NO_ANSWER, detail=late, hung=True)
     finally:
         if process.returncode is None:
             with contextlib.suppress(ProcessLookupError):

@@ -82,6 +82,7 @@ _DISTRIBUTED_FILE = re.compile(
 )
 _DEVICE = re.compile(r"^(synchronize|wait_stream|wait_event)$")
 _DEVICE_FILE = re.compile(r"(^|/)(cuda|npu|xpu|hpu)/(__init__|streams)\.py$")
+_LAUNCHER = re.compile(r"(^|/)agent/(program|zygote)\.py$|^<frozen runpy>$|(^|/)runpy\.py$")
 _ENGINE = re.compile(r"^(_engine_run_backward|run_backward)$")
 _NATIVE_WAIT = re.compile(
     r"c10d::|::Work::wait|gloo::|\bnccl[A-Z]|\bncclx?::|rccl|"
@@ -92,6 +93,9 @@ _NATIVE_WAIT = re.compile(
 def place_of(stack: Stack) -> Place:
     """Where a thread with this stack stands."""
     python = [frame for frame in stack.frames if _is_python(frame)]
+    # Who started the program is the same everywhere.
+    while len(python) > 1 and _LAUNCHER.search(short_file(python[-1])):
+        python.pop()
     if not python:
         native = _native_wait(stack.frames)
         if native is None:
