@@ -4,6 +4,7 @@
 # pyright: reportUnknownMemberType=false
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -46,3 +47,10 @@ class FileSession:
 
     def wait_before_update(self) -> None:
         """Nothing to wait for: `save` has written everything."""
+
+    def report(self, step: int, *, loss: float | None, grad_norm: float | None) -> None:
+        """Nobody listens."""
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        """Nobody listens."""
+        return nullcontext()

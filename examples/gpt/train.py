@@ -12,6 +12,7 @@ layout its results are equal to the bit, however often it is interrupted.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import hashlib
 import json
@@ -38,9 +39,13 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from file_session import FileSession
 from torch import Tensor, nn
+from with_everstep import open_faults, open_session, shrink
 
 if TYPE_CHECKING:
+    from injected import Faults
+
     from everstep.checkpoint import Session
+
 
 AXES = ("tp", "pp", "dp")
 VOCABULARY = 256
@@ -239,6 +244,7 @@ class Trainer:
         self.model = Stage(args, mesh).to(args.device)
         self.adam = Adam(self.model, args.lr)
         self.losses = torch.zeros(10)
+        self.before_reduce: Callable[[Tensor], None] = lambda _: None
         self.before_update: Callable[[], None] = lambda: None
         # Few enough sources of the standard library that reading them costs a start nothing.
         files = sorted(Path(os.__file__).parent.glob("*.py"))[:NUM_FILES]
@@ -271,7 +277,10 @@ class Trainer:
         micro_batches = rows.tensor_split(self.args.microbatches)
         for received, out in [self.forward(tokens) for tokens in micro_batches]:
             self.backward(received, out)
+        self.before_reduce(self.adam.reduced)
         dp_all_reduce(self.adam.reduced, self.dp)
+        if not self.adam.reduced.sum().isfinite():
+            raise FloatingPointError(f"found NaN in the reduced gradient or loss of step {step}")
         self.before_update()
         self.adam.step(step)
         self.losses = self.losses.roll(-1)
@@ -302,16 +311,25 @@ class Trainer:
         if received is not None:
             pp_send(cast(Tensor, received.grad), self.pp, -1)
 
-    def write_digest(self, step: int, directory: Path) -> None:
-        """Leave proof of what was learned: SHA-256 over all weights and moments."""
+    def figures(self) -> dict[str, float | None]:
+        """What this rank knows of the last step: a loss on the last stage, its own gradient."""
+        loss = self.losses[-1].item() if self.pp.is_last else None
+        return {"loss": loss, "grad_norm": self.adam.reduced[:-1].norm().item()}
+
+    def digest(self) -> str:
+        """SHA-256 over all weights and moments."""
         sha = hashlib.sha256()
         for tensor in (self.adam.weights, self.adam.mean, self.adam.variance):
             host = tensor.cpu()
             sha.update(ctypes.string_at(host.data_ptr(), host.nbytes))
+        return sha.hexdigest()
+
+    def write_digest(self, step: int, directory: Path) -> None:
+        """Leave proof of what was learned."""
         record = {
             "rank": dist.get_rank(),
             "step": step,
-            "sha256": sha.hexdigest(),
+            "sha256": self.digest(),
             "coordinates": {name: axis.index for name, axis in self.mesh.items()},
             "losses": self.losses.tolist(),
         }
@@ -319,17 +337,6 @@ class Trainer:
         path = directory / f"digest-rank-{dist.get_rank():05d}.json"
         path.with_suffix(".tmp").write_text(json.dumps(record))
         path.with_suffix(".tmp").replace(path)
-
-
-def open_session(args: argparse.Namespace) -> Session | FileSession | None:
-    """Where checkpoints go: to files if asked, else to Everstep, else nowhere."""
-    if args.checkpoint_dir:
-        return FileSession(Path(args.checkpoint_dir), args.checkpoint_every)
-    try:
-        from everstep import checkpoint  # noqa: PLC0415 - plain torchrun does without
-    except ImportError:
-        return None
-    return checkpoint.connect()
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -350,7 +357,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--backend", help="default: gloo on cpu, nccl on cuda")
     parser.add_argument("--checkpoint-dir", help="checkpoints as files, instead of by Everstep")
     parser.add_argument("--out", default=os.environ.get("EVERSTEP_OUTPUT_DIR", "."))
-    args = parser.parse_args()
+    args = shrink(parser.parse_args())
     uneven = args.layers % args.pp or args.heads % args.tp or args.width % args.heads
     if uneven or args.batch % (args.dp * args.microbatches):
         parser.error("layers, heads, width or batch do not divide evenly by the layout")
@@ -358,32 +365,56 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Train, from wherever the newest checkpoint left off."""
+    """Train, from wherever the newest checkpoint left off; or replay a few steps."""
     args = parse_arguments()
     torch.set_num_threads(1)
     # use_deterministic_algorithms() would import the compiler: nearly two seconds a rank.
     torch._C._set_deterministic_algorithms(True)
     mesh = join(args)
-    trainer = Trainer(args, mesh)
     session = open_session(args)
+    store = dist.distributed_c10d._get_default_store()
+    faults = open_faults([axis.ranks for axis in mesh.values()], store)
+    if args.replays:
+        for _ in range(args.replays):
+            trainer = train(args, mesh, None, faults)
+            if session and not isinstance(session, FileSession):
+                session.replayed(trainer.digest())
+    else:
+        trainer = train(args, mesh, session, faults)
+        with session.phase("checkpoint") if session else contextlib.nullcontext():
+            trainer.write_digest(args.steps, Path(args.out))
+    dist.destroy_process_group()
+
+
+def train(
+    args: argparse.Namespace,
+    mesh: Mesh,
+    session: Session | FileSession | None,
+    faults: Faults | None,
+) -> Trainer:
+    """All steps that are left to do."""
+    trainer = Trainer(args, mesh)
     restored = session.restore() if session else None
     if restored:
         trainer.load(restored.state)
     if session:
         # With an optimizer of torch: session.protect(optimizer).
         trainer.before_update = session.wait_before_update
+    if faults:
+        trainer.before_reduce = faults.poison
     reports = mesh["pp"].is_last and mesh["tp"].index == 0 and mesh["dp"].index == 0
     for step in range(restored.step + 1 if restored else 1, args.steps + 1):
         start_s = time.monotonic()
-        trainer.run_step(step)
+        with faults.during(step) if faults else contextlib.nullcontext():
+            trainer.run_step(step)
         if session:
             session.save(step, trainer.state())
+            session.report(step, **trainer.figures())
         time.sleep(max(0.0, start_s + args.step_time_s - time.monotonic()))
         if reports:
             took_s = time.monotonic() - start_s
             print(f"step {step} loss {trainer.losses[-1]:.4f} {took_s:.3f} s", flush=True)
-    trainer.write_digest(args.steps, Path(args.out))
-    dist.destroy_process_group()
+    return trainer
 
 
 if __name__ == "__main__":

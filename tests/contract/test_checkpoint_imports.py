@@ -35,6 +35,8 @@ def test_the_training_process_never_loads_the_control_plane() -> None:
 
 
 def test_what_the_library_offers_exists() -> None:
-    assert sorted(everstep.checkpoint.__all__) == ["Restored", "Session", "connect"]
+    assert sorted(everstep.checkpoint.__all__) == [
+        "Replay", "Restored", "Session", "connect", "replay",
+    ]  # fmt: skip
     for name in everstep.checkpoint.__all__:
         assert getattr(everstep.checkpoint, name)

@@ -5,7 +5,15 @@ from __future__ import annotations
 import inspect
 from abc import ABC
 
-from everstep.activities import analysis, archive, local_cluster, machine, trace
+from everstep.activities import (
+    analysis,
+    archive,
+    checks,
+    local_cluster,
+    machine,
+    trace,
+    webhook,
+)
 from everstep.core import names
 from everstep.workflows import ports, story
 from everstep.workflows.incident import ResolveIncident
@@ -14,9 +22,11 @@ from everstep.workflows.job import RunJob
 IMPLEMENTATIONS = {
     ports.MachinePort: machine.MachineActivities,
     ports.TracePort: trace.TraceActivities,
+    ports.CheckPort: checks.CheckActivities,
     ports.ClusterPort: local_cluster.LocalCluster,
     ports.AnalysisPort: analysis.AnalysisActivities,
     ports.ArchivePort: archive.FileArchive,
+    ports.NotifyPort: webhook.Webhook,
 }
 
 
@@ -48,10 +58,14 @@ def test_activity_names_are_pinned() -> None:
         "analysis.await_step",
         "archive.save_incident",
         "cluster.evict",
+        "machine.check",
+        "machine.look_at_storage",
+        "machine.replay",
         "machine.restore",
         "machine.start",
         "machine.stop",
         "machine.trace",
+        "notify.page",
     ]
 
 
@@ -75,8 +89,11 @@ def test_workflow_signal_and_query_names_are_pinned() -> None:
     assert handlers(RunJob) == {
         "name": ["RunJob"],
         "signals": [
+            "admit",
             "assigned",
+            "copy_damaged",
             "incident_closed",
+            "machine_evicted",
             "machine_joined",
             "ranks_finished",
             "report_alerts",
@@ -85,7 +102,14 @@ def test_workflow_signal_and_query_names_are_pinned() -> None:
     }
     assert handlers(ResolveIncident) == {
         "name": ["ResolveIncident"],
-        "signals": ["alerts", "approve", "job_finished", "machine_joined"],
+        "signals": [
+            "alerts",
+            "approve",
+            "copy_damaged",
+            "deny",
+            "job_finished",
+            "machine_joined",
+        ],
         "queries": ["record"],
     }
 

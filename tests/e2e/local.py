@@ -20,7 +20,8 @@ import yaml
 from everstep.activities.archive import load_incidents
 from everstep.core.model import IncidentRecord
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "gpt"
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+EXAMPLE = EXAMPLES / "gpt"
 PATIENCE_S = 240.0
 
 

@@ -17,7 +17,7 @@ import pytest
 
 from everstep.core.model import IncidentRecord, Outcome, Rung
 from everstep.workers.local import server
-from tests.conftest import HOST, free_port, wait_for_port
+from tests.conftest import free_port
 from tests.e2e.conftest import STEPS
 from tests.e2e.local import (
     Finished,
@@ -29,6 +29,7 @@ from tests.e2e.local import (
     write_spec,
     write_waiter,
 )
+from tests.fakes.servers import HOST, wait_for_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.timeout(300)]
 

@@ -12,6 +12,9 @@ from dataclasses import dataclass, field
 
 from everstep.core.errors import PermanentError, StaleAttempt
 from everstep.core.model import (
+    Check,
+    CheckOrder,
+    CheckResult,
     MachineInfo,
     MachineReport,
     RankExit,
@@ -22,8 +25,12 @@ from everstep.core.model import (
     StartReport,
     StepSeen,
     StopOrder,
+    StorageReport,
+    StoredCheckpoint,
+    Verdict,
 )
 from everstep.core.progress import StepBoard
+from everstep.core.trial import ReplayOrder, ReplayReport
 
 
 @dataclass
@@ -43,6 +50,9 @@ class FakeWorld:
     board: StepBoard = field(init=False)
     effects: list[Effect] = field(default_factory=list[Effect])
     machines: dict[str, FakeMachine] = field(default_factory=dict[str, "FakeMachine"])
+    stored: list[StoredCheckpoint] = field(default_factory=list[StoredCheckpoint])
+    damaged: set[str] = field(default_factory=set[str])
+    """Names of stored checkpoints of which nothing can be restored."""
     training: bool = True
     """Whether ranks make progress by themselves once all of an attempt run."""
 
@@ -81,6 +91,18 @@ class FakeMachine:
         self.copies: dict[int, int] = {}
         self.exits: list[RankExit] = []
         self.refuses_to_start = False
+        self.storage_error = ""
+        self.orders: list[StartOrder] = []
+        self.code_directories: list[str] = []
+        self.finds: dict[Check, Verdict] = {}
+        """What checks say, where it is not "healthy"."""
+        self.arithmetic = "right"
+        """What its bitwise digest is made of."""
+        self.replays = Verdict.HEALTHY
+        """What it says of each trial that it takes part in."""
+        self.bad_links: set[str] = set()
+        """Machines to which its links are bad."""
+        self._checked: dict[CheckOrder, CheckResult] = {}
         self._stopped: dict[int, MachineReport] = {}
         self._started: dict[int, StartReport] = {}
         world.machines[name] = self
@@ -88,6 +110,11 @@ class FakeMachine:
     @property
     def name(self) -> str:
         return self.info.machine
+
+    def mend(self) -> None:
+        """Nothing is wrong with it any more."""
+        self.finds, self.bad_links = {}, set()
+        self.arithmetic, self.replays = "right", Verdict.HEALTHY
 
     def keep(self, step: int) -> None:
         for rank in (*self.running, *self.held):
@@ -120,7 +147,17 @@ class FakeMachine:
         self.world.effects.append(Effect("restore", self.name, order.attempt))
         for pull in order.pulls:
             self.copies[pull.rank] = order.step
+        if order.stored is not None:
+            if order.stored.checkpoint in self.world.damaged:
+                ranks = order.stored.ranks or (-1,)
+                return RestoreReport(self.name, (), tuple((rank, "damaged") for rank in ranks))
+            self.copies.update(dict.fromkeys(order.stored.ranks, order.step))
         return RestoreReport(self.name, tuple(p.rank for p in order.pulls), ())
+
+    async def look_at_storage(self) -> StorageReport:
+        if self.storage_error:
+            return StorageReport(self.name, (), (), self.storage_error)
+        return StorageReport(self.name, tuple(self.world.stored))
 
     async def start(self, order: StartOrder) -> StartReport:
         self._refuse_stale(order.attempt)
@@ -129,11 +166,38 @@ class FakeMachine:
         if order.attempt not in self._started:
             self.world.effects.append(Effect("start", self.name, order.attempt))
             self.attempt = order.attempt
+            self.orders.append(order)
             self.running = tuple(rank.rank for rank in order.ranks)
             self.held = order.held_ranks
+            self.code_directories.append(order.code_directory)
             self._started[order.attempt] = StartReport(self.name, (1,) * len(order.ranks), True)
             await self._train_when_complete(order)
         return self._started[order.attempt]
+
+    async def check(self, order: CheckOrder) -> CheckResult:
+        self._refuse_stale(order.attempt)
+        if order.attempt == self.attempt and self.running:
+            raise PermanentError(f"ranks of attempt {order.attempt} run here: stop them first")
+        if order not in self._checked:
+            self.world.effects.append(Effect(f"check.{order.check}", self.name, order.attempt))
+            bad = {
+                info.machine
+                for info in order.peers
+                if info.machine in self.bad_links
+                or self.name in self.world.machines[info.machine].bad_links
+            }
+            verdict = Verdict.FAULTY if bad else self.finds.get(order.check, Verdict.HEALTHY)
+            digest = self.arithmetic if order.check is Check.BITWISE else ""
+            self._checked[order] = CheckResult(
+                self.name, order.check, verdict, f"{order.check}: {verdict}", digest,
+                tuple(sorted(bad)), device="cpu",
+            )  # fmt: skip
+        return self._checked[order]
+
+    async def replay(self, order: ReplayOrder) -> ReplayReport:
+        self._refuse_stale(order.attempt)
+        self.world.effects.append(Effect("replay", self.name, order.attempt))
+        return ReplayReport(self.name, self.replays, f"replay: {self.replays}")
 
     async def _train_when_complete(self, order: StartOrder) -> None:
         started = [m for m, a in self.world.done("start") if a == order.attempt]

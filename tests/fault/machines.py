@@ -30,16 +30,17 @@ def config_of(
         (root / name).mkdir(exist_ok=True)
     # Importing torch takes seconds, which most tests do not need.
     (root / "no-torch" / "torch.py").write_text("raise ImportError('no torch here')\n")
+    path = os.pathsep.join([str(root / "no-torch"), *filter(None, [os.environ.get("PYTHONPATH")])])
     settings: dict[str, Any] = {
         "job": "toy",
         "machine": "m0",
+        "code_directory": root / "code",
         "directory": root / "m0",
-        "environment": {} if torch else {"PYTHONPATH": str(root / "no-torch")},
+        "environment": {} if torch else {"PYTHONPATH": path},
     }
     return MachineConfig(
         host=HOST,
         command=command,
-        code_directory=root / "code",
         output_dir=root / "out",
         parallelism="tp=1,pp=1,dp=2;order=tp-pp-dp",
         gpus_per_machine=2,

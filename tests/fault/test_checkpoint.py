@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import resource
 import signal
 import socket
 import subprocess
@@ -25,6 +26,7 @@ from everstep.agent.shards import ShardStore, free_memory_bytes
 from everstep.agent.transfer import BackupSender, TransferServer
 from everstep.checkpoint import tree
 from everstep.core import names
+from everstep.core.channel import Entered, Report
 from everstep.core.errors import PermanentError, TransientError
 from everstep.core.model import MachineInfo
 from everstep.core.shard import aligned
@@ -117,12 +119,23 @@ def channel_of(
     progress: Callable[[int, int], None] = lambda rank, step: None,
     attempt: int = 1,
     backup_timeout_s: float = PATIENCE_S,
+    damages: list[str] | None = None,
 ) -> Generator[tuple[RankChannel, socket.socket]]:
     ours, theirs = socket.socketpair()
     info = None if holder is None else holder.info
+
+    def on_word(rank: int, word: Report | Entered) -> None:
+        if isinstance(word, Report):
+            progress(rank, word.step)
+
+    def see_damage(rank: int, step: int, text: str) -> None:
+        if damages is not None:
+            damages.append(text)
+
     channel = RankChannel(
-        0, attempt, ours, here.store, here.sender, info, restore_step, progress, backup_timeout_s
-    )
+        0, attempt, ours, here.store, here.sender, info, restore_step, progress, backup_timeout_s,
+        see_damage, on_word,
+    )  # fmt: skip
     channel.start()
     with theirs:
         yield channel, theirs
@@ -319,18 +332,19 @@ def saved_on_both(here: Machine, peer: Machine, connect: Connect) -> None:
 
 
 def test_a_damaged_state_is_restored_from_its_backup(
-    here: Machine, peer: Machine, connect: Connect, caplog: pytest.LogCaptureFixture
+    here: Machine, peer: Machine, connect: Connect
 ) -> None:
     saved_on_both(here, peer, connect)
     flip_a_bit(here.store, 2)
-    with channel_of(here, peer, restore_step=2, attempt=2) as (_, theirs):
+    damages: list[str] = []
+    with channel_of(here, peer, restore_step=2, attempt=2, damages=damages) as (_, theirs):
         session = connect(theirs)
         restored = session.restore()
         assert restored is not None
         assert torch.equal(restored.state["x"], torch.full((100,), 2))
         session.save(3, {"x": 3})
         session.close()
-    assert "m0's step 2 of rank 0 is damaged: fetched from machine m1" in caplog.text
+    assert damages == ["machine m0's step 2 of rank 0 is damaged: fetched from machine m1"]
     assert [copy.steps for copy in here.store.copies(verify=True)] == [(2, 3)]
 
 
@@ -340,13 +354,19 @@ def test_a_step_that_is_damaged_everywhere_is_never_offered_again(
     saved_on_both(here, peer, connect)
     flip_a_bit(here.store, 2)
     flip_a_bit(peer.store, 2)
-    with channel_of(here, peer, restore_step=2, attempt=2) as (_, theirs):
+    damages: list[str] = []
+    with channel_of(here, peer, restore_step=2, attempt=2, damages=damages) as (_, theirs):
         session = connect(theirs)
         with pytest.raises(
             PermanentError, match=r"m0's step 2 .*is damaged, and its backup: .*on machine m1 too"
         ):
             session.restore()
         session.close()
+    damaged = "machine m0's step 2 of rank 0 is damaged"
+    assert damages == [
+        f"{damaged}: fetched from machine m1",
+        f"{damaged}, and its backup: it is damaged on machine m1 too",
+    ]
     # What the next restart is planned with: the step before, good on both.
     assert [copy.steps for copy in here.store.copies()] == [(1,)]
     assert [copy.steps for copy in peer.store.copies()] == [(1,)]
@@ -392,6 +412,45 @@ def test_a_restored_state_is_a_copy(here: Machine, connect: Connect) -> None:
         session.close()
 
 
+def test_memory_that_the_kernel_refuses_is_said_and_taken_by_nobody(here: Machine) -> None:
+    before = open_descriptors()
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    old = resource.getrlimit(resource.RLIMIT_AS)
+    limit_bytes = pages * resource.getpagesize() + 16 * 2**20
+    resource.setrlimit(resource.RLIMIT_AS, (limit_bytes, old[1]))
+    try:
+        with pytest.raises(TransientError, match=r"m0: no memory for rank 0's shard.*allocate"):
+            here.store.region_for(0, 64 * 2**20)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, old)
+    assert open_descriptors() == before
+    assert here.store.memory_bytes == 0
+    assert here.store.region_for(0, 64 * 2**20).size_bytes > 64 * 2**20
+
+
+def test_a_holder_whose_memory_is_full_does_not_stop_training(
+    here: Machine, peer: Machine, connect: Connect, caplog: pytest.LogCaptureFixture
+) -> None:
+    room_bytes = [1000]
+    peer.store = ShardStore("m1", available_bytes=lambda: room_bytes[0])
+    peer.server.close()
+    peer.server = TransferServer("127.0.0.1", peer.store, SECRET, JOB)
+    peer.info = MachineInfo("m1", "127.0.0.1", peer.server.port, 0, os.getpid(), 0.0)
+    with channel_of(here, peer) as (channel, theirs):
+        session = connect(theirs)
+        for step in (1, 2):
+            session.save(step, {"x": step})
+        assert "machine m1: no memory for rank 0's shard" in channel.unprotected_reason
+        room_bytes[0] = 2**30
+        session.save(3, {"x": 3})
+        session.close()
+        assert channel.protected_step == 3
+        assert channel.unprotected_reason == ""
+    assert caplog.text.count("rank 0 on m0: step 2 has no backup: refused by the other side") == 1
+    assert [copy.steps for copy in here.store.copies(verify=True)] == [(2, 3)]
+    assert [copy.steps for copy in peer.store.copies(verify=True)] == [(3,)]
+
+
 def test_a_step_that_is_not_there_is_not_restored(here: Machine, connect: Connect) -> None:
     with channel_of(here, restore_step=7) as (_, theirs):
         session = connect(theirs)
@@ -407,10 +466,12 @@ def test_a_holder_that_is_gone_costs_a_warning_and_not_the_step(
         session = connect(theirs)
         session.save(1, {"x": 1})
         assert channel.protected_step == 1
+        assert channel.backup_lag_steps == 0
         peer.server.close()
         session.save(2, {"x": 2})
         session.close()
         assert channel.protected_step == 1
+        assert channel.backup_lag_steps == 1
         assert "cannot reach" in channel.unprotected_reason
     assert "rank 0 on m0: step 2 has no backup" in caplog.text
     assert [copy.steps for copy in here.store.copies(verify=True)] == [(1, 2)]

@@ -17,8 +17,10 @@ from tests.fault.machines import HOST, SECRET, Rig, children, config_of, lives, 
 
 from everstep.core.errors import StaleAttempt
 from everstep.core.model import (
+    CopyDamaged,
     MachineInfo,
     MachineReport,
+    Phase,
     Pull,
     RankExit,
     RankProgress,
@@ -66,7 +68,8 @@ async def test_a_step_reported_with_the_last_breath_is_known(tmp_path: Path) -> 
         await rig.machine.start(rig.order(attempt=1, num_ranks=1))
         await until(lambda: rig.seen(RankExit))
     assert rig.seen(RankExit)[0].step == 100
-    assert [event.step for event in rig.seen(RankProgress)] == list(range(1, 101))
+    assert [event.step for event in rig.seen(RankProgress)] == [*range(1, 101), 100]
+    assert rig.seen(RankProgress)[-1].phase is Phase.ENDED
 
 
 ENDS = [
@@ -348,6 +351,19 @@ async def test_a_rank_moves_to_another_machine_with_its_state(tmp_path: Path) ->
         [held] = (await b.machine.stop(StopOrder(1))).copies
         assert own == held
         assert own.steps == (3, 4)
+
+        # A bit of the rank's own copy flips while nobody runs.
+        region = a.machine._store.region(0)  # pyright: ignore[reportPrivateUsage]
+        assert region is not None
+        newest = region.view.newest()
+        assert newest is not None
+        region.view.body(newest[0])[newest[1].body_bytes - 1] ^= 1
+        await a.machine.start(order(a, 2, 4, b.info))
+        await until(lambda: "saved" in a.log(2, 0), 30)
+        assert "from 5 [4.0, 4.0, 4.0, 4.0]" in a.log(2, 0)
+        [damaged] = a.seen(CopyDamaged)
+        assert (damaged.machine, damaged.attempt, damaged.rank, damaged.step) == ("a", 2, 0, 4)
+        assert damaged.detail == "machine a's step 4 of rank 0 is damaged: fetched from machine b"
 
         # A machine that holds nothing takes the rank over at the older of the steps.
         async with machine("c") as c:

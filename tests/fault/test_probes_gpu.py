@@ -23,6 +23,8 @@ from everstep.core.senses.xid import Xid
 
 pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="no C compiler")
 
+NOBODY = 4_194_305
+"""No process can have this number."""
 GPU3 = "GPU 0000:1d:00"
 
 
@@ -65,7 +67,7 @@ async def test_eight_good_gpus_are_healthy_and_each_change_is_seen_at_run_time(
         gpu3_ecc=2,
         gpu4_width=8,
         gpu5_links_down=2,
-        gpu6_pid=4242,
+        gpu6_pid=os.getpid(),
         gpu7_clock=300,
     )
     assert faults(await probe.look(own_pids=())) == [
@@ -78,6 +80,26 @@ async def test_eight_good_gpus_are_healthy_and_each_change_is_seen_at_run_time(
         ("gpu.processes", "GPU 0000:20:00"),
         ("gpu.clock", "GPU 0000:21:00"),
     ]
+
+
+async def test_processes_that_cannot_be_seen_are_could_not_tell(
+    gpus: FakeGpus, probe: GpuProbe
+) -> None:
+    gpus.say(gpu0_pid=NOBODY, gpu1_pid=os.getpid())
+    found = {i.subject: i for i in await probe.look([os.getpid()]) if i.item == "gpu.processes"}
+    assert found["GPU 0000:1a:00"].verdict is Verdict.UNOBSERVABLE
+    assert found["GPU 0000:1b:00"].verdict is Verdict.HEALTHY
+
+
+async def test_recoveries_of_links_are_counted_where_only_field_values_tell(
+    gpus: FakeGpus, probe: GpuProbe
+) -> None:
+    gpus.say(nvmlDeviceGetNvLinkErrorCounter=3, gpu0_field215=4)
+    await probe.look(own_pids=())
+    gpus.say(nvmlDeviceGetNvLinkErrorCounter=3, gpu0_field215=6)
+    (fault,) = [i for i in await probe.look(own_pids=()) if i.verdict is Verdict.FAULTY]
+    assert (fault.item, fault.subject) == ("gpu.nvlink", "GPU 0000:1a:00")
+    assert "2 new recoveries" in fault.detail
 
 
 async def test_a_lost_gpu_is_named_by_its_place(gpus: FakeGpus, probe: GpuProbe) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tests.fault.sensing import sensing
 
-from everstep.agent.probes import kmsg
+from everstep.agent.probes import boot, kmsg
 from everstep.agent.probes.monitor import MonitorConfig
 from everstep.core.errors import UnobservableError
 from everstep.core.model import Symptom, Verdict
@@ -125,6 +125,37 @@ async def test_journald_stands_in_for_the_device(
     async with sensing(config) as seen:
         await seen.until(lambda: bool(seen.about("0000:bb:00")))
     assert [record.text[:9] for record in await kmsg.since_boot(tmp_path / "none")] == ["NVRM: Xid"]
+
+
+@pytest.mark.parametrize(
+    ("line", "verdict"),
+    [
+        ("Kernel panic - not syncing: Fatal exception", Verdict.FAULTY),
+        ("usb 1-1: new high-speed USB device", Verdict.UNOBSERVABLE),
+    ],
+)
+async def test_journald_is_asked_for_a_crash_before_this_boot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, verdict: Verdict
+) -> None:
+    journalctl = tmp_path / "journalctl"
+    journalctl.write_text(
+        "#!/bin/sh\n"
+        f'case "$*" in *--boot=-1*) echo \'{{"MESSAGE":"{line}",'
+        '"__MONOTONIC_TIMESTAMP":"5000000","PRIORITY":"0","SYSLOG_FACILITY":"0"}\';; esac\n'
+    )
+    journalctl.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    found = await boot.look(stores=())
+    assert (found.item, found.verdict) == ("host.last_boot", verdict)
+
+
+async def test_without_journald_and_firmware_a_crash_cannot_be_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    found = await boot.look(stores=())
+    assert found.verdict is Verdict.UNOBSERVABLE
+    assert "journalctl" in found.detail
 
 
 def test_an_overrun_goes_on_and_its_loss_is_counted(

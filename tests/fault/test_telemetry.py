@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 from collections.abc import AsyncGenerator
 
@@ -13,8 +14,10 @@ from everstep.agent import link
 from everstep.agent.telemetry import TelemetryClient
 from everstep.core.errors import PermanentError
 from everstep.core.liveness import AgentWatch
-from everstep.core.model import RankProgress, RanksStarted, StepSeen
+from everstep.core.model import Alert, Phase, RankProgress, RanksStarted, StepSeen, Symptom
 from everstep.core.progress import NO_STEP, StepBoard
+from everstep.core.senses.job import JobLimits, JobSenses
+from everstep.core.senses.silence import SilenceLimits
 from everstep.workers.telemetry import Snapshot, TelemetryServer, watch
 
 HOST, SECRET, JOB = "127.0.0.1", b"secret", "job"
@@ -26,7 +29,11 @@ class Desk:
     def __init__(self) -> None:
         self.seen: list[StepSeen] = []
         self.watch = AgentWatch(lost_after_s=5.0, reconnect_grace_s=0.1)
-        self.server = TelemetryServer(StepBoard(2, 0.3), self.watch, self.seen.append)
+        self.alerts: list[Alert] = []
+        self.senses = JobSenses(JobLimits(SilenceLimits(3.0, 0.5, 60.0, 60.0), 5.0, 0.1))
+        self.server = TelemetryServer(
+            StepBoard(2, 0.3), self.watch, self.senses, self.seen.append, self.alerts.extend
+        )
         self.port = 0
 
     def agent(self, machine: str) -> TelemetryClient:
@@ -165,5 +172,47 @@ async def test_garbage_ends_its_own_connection_only() -> None:
         agent.put(step("m0", 0, 1))
         agent.put(step("m0", 1, 1))
         await asyncio.wait_for(analyzer.server.wait_for_step(1, 1), 5)
+        await agent.farewell()
+        await asyncio.wait_for(running, 5)
+
+
+async def test_what_ranks_say_is_judged_whatever_their_clock_says() -> None:
+    async with desk() as analyzer:
+        agent = analyzer.agent("m0")
+        running = asyncio.create_task(agent.run())
+        progress = RankProgress("m0", 1, 0, 4, time.time() - 3.0, Phase.STEP, loss=math.nan)
+        agent.put(progress)
+        async with asyncio.timeout(5):
+            while not analyzer.alerts:
+                await asyncio.sleep(0.005)
+        assert [alert.symptom for alert in analyzer.alerts] == [Symptom.NAN_VALUE]
+        assert analyzer.alerts[0].at_s == progress.at_s
+        await agent.farewell()
+        await asyncio.wait_for(running, 5)
+
+
+async def test_a_hang_and_a_nan_stand_when_the_analyzer_is_started_anew() -> None:
+    async with desk() as first, desk() as second:
+        agent = first.agent("m0")
+        running = asyncio.create_task(agent.run())
+        began_s = time.time() - 1000.0
+        for number in range(100):
+            loss = math.nan if number == 10 else None
+            at_s = began_s + 10.0 * number
+            agent.put(RankProgress("m0", 1, 0, number, at_s, Phase.STEP, loss=loss))
+        await first.until_watched(["m0"])
+        first.port = second.port
+        first.server.disconnect_all()
+        await second.until_watched(["m0"])
+        async with asyncio.timeout(5):
+            while len(second.alerts) < 2:
+                # Steps of 10 s, and the last one 10 s ago: not yet three times as long.
+                assert second.senses.look(time.time()) == []
+                second.alerts += second.senses.look(time.time() + 25.0)
+                await asyncio.sleep(0.005)
+        assert [alert.key for alert in second.alerts] == [
+            "nan_value/1/None/None",
+            "job_hang/1/None/None",
+        ]
         await agent.farewell()
         await asyncio.wait_for(running, 5)

@@ -1,7 +1,8 @@
 """Adds histories to replay: `python -m tests.replay.record NAME`.
 
-Runs one job with fake machines through a killed rank, a lost machine, and a hold for want of a
-standby, on a server of its own, and stores the histories of the job and of every incident as
+Runs one job with fake machines through a killed rank, a lost machine, a hold for want of a standby
+(of which somebody is told in vain), and a NaN that walks the whole ladder to a denied eviction, on
+a server of its own, and stores the histories of the job and of every incident as
 `histories/NAME-*.json`. Histories already there are never replaced: they stand for incidents that
 were open when newer code came.
 """
@@ -9,19 +10,21 @@ were open when newer code came.
 from __future__ import annotations
 
 import asyncio
-import subprocess
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 
-from everstep.core.model import Outcome
+from everstep.core.memory import CodeVersion
+from everstep.core.model import IncidentRecord, Outcome, Verdict
 from everstep.spec.job import JobSpec
-from everstep.workers.local import ports, server
+from everstep.workflows.incident import ResolveIncident
+from everstep.workflows.messages import Approval
 from tests.fakes.control import Control, controlled
 from tests.fakes.fleet import FakeWorld
+from tests.fakes.servers import dev_server
 
 HISTORIES = Path(__file__).parent / "histories"
-HOST = "127.0.0.1"
 
 SPEC = JobSpec.model_validate(
     {
@@ -32,13 +35,15 @@ SPEC = JobSpec.model_validate(
         "gpus_per_machine": 2,
         "parallelism": {"tp": 2, "pp": 2, "dp": 2, "order": "tp-pp-dp"},
         "standby": {"count": 1},
-        "ladder": {"evidence_window_s": 0.05, "probation_s": 0.3, "probation_steps": 1},
+        "ladder": {"evidence_window_s": 0.05, "probation_s": 4, "probation_steps": 1},
+        "replay": {"steps": 1, "shows_ratio": 1.0},
+        "safety": {"webhook": "A_VARIABLE_THAT_IS_NOT_SET", "max_evicted_ratio": 0.5},
     }
 )
 
 
 async def live(control: Control) -> None:
-    """A life with three incidents."""
+    """A life with four incidents."""
     for number in range(5):
         await control.join(f"m{number}")
     await control.training(1)
@@ -49,9 +54,30 @@ async def live(control: Control) -> None:
     await recovered(control, incident=2, attempt=3)
     await control.lose("m3")
     await control.until(lambda record: record.outcome is Outcome.HELD, incident=3)
+    await control.until(lambda record: any("paged" in e.text for e in record.timeline), incident=3)
     await control.join("m9")
     await recovered(control, incident=3, attempt=4)
+    await control.until_phase("training")
+    await walk_the_ladder(control)
     await control.finish()
+
+
+def trains(attempt: int, record: IncidentRecord) -> bool:
+    return record.attempt_after == attempt and record.first_step_at_s is not None
+
+
+async def walk_the_ladder(control: Control) -> None:
+    """Checks pass, the reattempt and the rollback fail, replay names m0, a person denies that."""
+    control.world.machines["m0"].replays = Verdict.FAULTY
+    for attempt in (4, 5, 6):
+        await control.until(partial(trains, attempt), incident=3 if attempt == 4 else 4)
+        await control.nan(attempt)
+    await control.until(lambda record: record.outcome is Outcome.HELD, incident=4)
+    await control.incident(4).signal(ResolveIncident.deny, Approval("recorder"))
+    await control.until(lambda record: "nothing left" in record.missing, incident=4)
+    await control.incident(4).signal(ResolveIncident.approve, Approval("recorder"))
+    await recovered(control, incident=4, attempt=7)
+    await control.until_phase("training")
 
 
 async def recovered(control: Control, incident: int, attempt: int) -> None:
@@ -61,11 +87,12 @@ async def recovered(control: Control, incident: int, attempt: int) -> None:
 
 
 async def record(name: str, address: str) -> None:
-    async with controlled(address, SPEC, FakeWorld(8)) as control:
+    earlier = (CodeVersion("v0", "/code/v0", proven=True),)
+    async with controlled(address, SPEC, FakeWorld(8), earlier) as control:
         await live(control)
         handles = {"job": control.handle}
         histories = {key: await handle.fetch_history() for key, handle in handles.items()}
-        for incident in (1, 2, 3):
+        for incident in (1, 2, 3, 4):
             history = await control.incident(incident).fetch_history()
             histories[f"incident-{incident}"] = history
     for key, history in histories.items():
@@ -77,19 +104,8 @@ async def record(name: str, address: str) -> None:
 
 def main() -> None:
     HISTORIES.mkdir(exist_ok=True)
-    port = ports.free_port(HOST)
-    with tempfile.TemporaryDirectory() as folder:
-        command = server.command(
-            server.find_binary(), Path(folder) / "temporal.db", HOST, port, None
-        )
-        process = subprocess.Popen(command)
-        try:
-            while not asyncio.run(server.is_reachable(f"{HOST}:{port}")):
-                pass
-            asyncio.run(record(sys.argv[1], f"{HOST}:{port}"))
-        finally:
-            process.terminate()
-            process.wait(10)
+    with tempfile.TemporaryDirectory() as folder, dev_server(Path(folder)) as address:
+        asyncio.run(record(sys.argv[1], address))
 
 
 if __name__ == "__main__":

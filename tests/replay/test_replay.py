@@ -50,9 +50,12 @@ def test_histories_cover_both_workflows_and_every_activity() -> None:
         "analysis.await_step",
         "archive.save_incident",
         "cluster.evict",
+        "machine.check",
+        "machine.replay",
         "machine.restore",
         "machine.start",
         "machine.stop",
+        "notify.page",
     }
 
 

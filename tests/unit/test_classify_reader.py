@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from everstep.core.classify.judge import classify
 from everstep.core.classify.names import Action
 from everstep.core.classify.reader import MAX_LINE_BYTES, read
+from everstep.core.classify.screen import MOST_READ, Screen
 
 MEBIBYTE = 1 << 20
 STEP = (
@@ -95,3 +96,33 @@ def test_a_log_of_steps_is_read_fast() -> None:
     read(chunks)
     taken_s = time.process_time() - began
     assert sum(map(len, chunks)) / taken_s > MIN_CPU_BYTES_PER_S
+
+
+def test_of_a_log_that_says_something_else_in_every_line_a_bounded_part_is_read() -> None:
+    lines_read: list[bytes] = []
+
+    def note(_number: int, line: bytes) -> bool:
+        lines_read.append(line)
+        return True
+
+    names = [f"{n * 7919:o}".translate(LETTERS) for n in range(MOST_READ + 10_000)]
+    strange = [f"RuntimeError: {name} of {name} was skipped\n".encode() for name in names]
+    block = b"".join([*strange, XID, *strange[:10]])
+    Screen(note).take(block, block.lower(), 0)
+    assert MOST_READ <= len(lines_read) <= MOST_READ + 1
+    assert lines_read[-1] == XID.rstrip(b"\n")
+
+
+def test_addresses_do_not_make_a_line_new() -> None:
+    lines_read: list[bytes] = []
+
+    def note(_number: int, line: bytes) -> bool:
+        lines_read.append(line)
+        return False
+
+    block = b"".join(b"frame at 0x%x in module\n" % (n * 0xABCDEF) for n in range(500))
+    Screen(note).take(block, block.lower(), 0)
+    assert len(lines_read) < 10
+
+
+LETTERS = str.maketrans("01234567", "abcdefgh")

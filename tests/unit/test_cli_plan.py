@@ -44,7 +44,9 @@ def test_json_of_figure_9(tmp_path: Path) -> None:
     assert result.exit_code == 0
     found = json.loads(result.stdout)
     assert found == plan(FIG_9)
-    assert set(found) == {"machines", "ranks", "groups", "backup", "unprotected", "standby"}
+    assert set(found) == {
+        "machines", "ranks", "groups", "backup", "unprotected", "exposed", "standby", "storage"
+    }  # fmt: skip
     assert found["machines"][4] == {"machine": 4, "ranks": [8, 9]}
     assert found["ranks"][9] == {
         "rank": 9,
@@ -56,6 +58,7 @@ def test_json_of_figure_9(tmp_path: Path) -> None:
     assert [found["backup"][str(rank)] for rank in (8, 9, 2, 3)] == [2, 3, 8, 9]
     assert len(found["backup"]) == 16
     assert found["unprotected"] == {}
+    assert found["exposed"] == []
     assert found["standby"]["count"] == 1
 
 
@@ -71,6 +74,22 @@ def test_json_says_why_a_rank_is_unprotected() -> None:
     assert found["backup"] == {}
     assert set(found["unprotected"]) == {"0", "1"}
     assert "one machine" in found["unprotected"]["0"]
+
+
+def test_json_names_every_group_that_cannot_be_evicted_whole() -> None:
+    # Both replicas have a rank on either machine, each pipeline lies within one.
+    found = plan(job(2, 2, {"tp": 1, "pp": 2, "dp": 2, "order": "tp-pp-dp"}))
+    assert found["unprotected"] == {}
+    assert found["exposed"] == [
+        {
+            "kind": "dp",
+            "ranks": ranks,
+            "machines": [0, 1],
+            "lost": [0, 1, 2, 3],
+            "reason": "it occupies all machines of the job",
+        }
+        for ranks in ([0, 2], [1, 3])
+    ]
 
 
 def test_standby_rule() -> None:
@@ -105,6 +124,10 @@ def test_text_says_what_an_eviction_would_lose(tmp_path: Path) -> None:
     # With dp 1 every copy lies in the rank's own pipeline, here of two.
     result = run(tmp_path, job(4, 1, {"tp": 1, "pp": 4}))
     assert "the state of every rank" in result.stdout
+    assert (
+        "Unprotected: the pp group. Evicting ranks 0-3 whole (machines 0-3) leaves no copy of the"
+        " state of ranks 0-3: it occupies all machines of the job."
+    ) in " ".join(result.stdout.split())
     result = run(tmp_path, job(1, 2, {"tp": 2}))
     assert "Without a backup: ranks 0-1: the job has one machine" in result.stdout
 
@@ -126,3 +149,58 @@ def test_a_wrong_spec_ends_with_code_2_and_a_short_message(
     assert message in result.stderr
     assert "Traceback" not in result.stderr
     assert len(result.stderr.splitlines()) <= 7
+
+
+FIG_6 = job(24, 2, {"tp": 2, "pp": 4, "dp": 6, "order": "tp-pp-dp"}, replay={"steps": 5})
+
+
+def test_replay_of_figure_6(tmp_path: Path) -> None:
+    result = run(tmp_path, FIG_6, "--replay", "--faulty", "13", "--json")
+    assert result.exit_code == 0
+    found = json.loads(result.stdout)
+    assert (found["m"], found["n"], found["repeats"]) == (4, 6, 8)
+    first, second = found["rounds"]
+    assert [g["outcome"] for g in first["groups"]].index("failed") == 3
+    assert [g["outcome"] for g in second["groups"]].index("failed") == 1
+    assert (found["conclusion"], found["evict_machines"]) == ("found", [13])
+
+
+def test_replay_shows_rounds_and_what_they_conclude(tmp_path: Path) -> None:
+    result = run(tmp_path, FIG_6, "--replay", "--faulty", "17, 13")
+    assert "Evict: 13, 17." in result.stdout
+    assert "round 3, one by one" in result.stdout
+    assert "Evict: nobody. not reproduced" in run(tmp_path, FIG_6, "--replay").stdout
+    large = run(tmp_path, PRODUCTION, "--replay", "--faulty", "1100")
+    assert "Evict: 1100." in large.stdout
+    assert "replay.steps is 0" in large.stdout
+    assert len(large.stdout.splitlines()) < 90
+
+
+def test_ladder_follows_modes_and_what_the_job_can_do(tmp_path: Path) -> None:
+    asked = job(4, 2, {"dp": 8}, safety={"modes": {"rollback": "approve"}})
+    text = " ".join(run(tmp_path, asked, "--ladder").stdout.split())
+    assert "checks > reattempt > rollback (if a person agrees) > page" in text
+    assert "Never climbed: replay: replay.steps is 0" in text
+    found = json.loads(run(tmp_path, FIG_6, "--ladder", "--json").stdout)
+    rungs = {row["evidence"]: [r["rung"] for r in row["rungs"]] for row in found["ladder"]}
+    assert rungs["a crash without a culprit, or NaN"] == [
+        "checks", "reattempt", "rollback", "replay", "page"
+    ]  # fmt: skip
+    assert found["unavailable"] == {}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--replay", "--faulty", "24"), "--faulty: '24' is not a machine"),
+        (("--replay", "--faulty", "x"), "--faulty: 'x' is not a machine"),
+        (("--faulty", "3"), "--replay, which --faulty belongs to"),
+        (("--ladder", "--replay"), "Give --ladder alone"),
+    ],
+)
+def test_wrong_options_end_with_code_2(
+    tmp_path: Path, options: tuple[str, ...], message: str
+) -> None:
+    result = run(tmp_path, FIG_6, *options)
+    assert result.exit_code == 2
+    assert message in result.stderr

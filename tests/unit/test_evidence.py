@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import signal
+import time
+from dataclasses import replace
 
 from everstep.core.evidence import blames_connection, classify, describe_exit
 from everstep.core.model import Alert, Observer, RankExit, Symptom
@@ -47,7 +49,8 @@ def test_own_error_leads_an_earlier_complaint_about_a_connection() -> None:
         ended(6, 10.05, 1, None, "IndexError: list index out of range"),
     ]
     found = classify([CRASH], exits, [])
-    assert (found.machines, found.ranks) == (("m3",), (6,))
+    assert (found.symptom, found.machines, found.ranks) == (Symptom.CODE_ERROR, (), (6,))
+    assert found.first_action == "rollback_code"
 
 
 def test_only_complaints_about_connections_still_name_the_earliest() -> None:
@@ -82,3 +85,75 @@ def test_own_error_before_any_step_accuses_the_code_and_no_machine() -> None:
     assert (found.symptom, found.machines, found.ranks) == (Symptom.CODE_ERROR, (), (0,))
     killed = RankExit(0, "m0", 1, None, signal.SIGSEGV, 10.0, None)
     assert classify([CRASH], [killed], []).machines == ("m0",)
+
+
+def test_a_machine_s_fault_in_a_rank_s_own_words_leads_kills_and_lost_peers() -> None:
+    exits = [
+        ended(0, 10.00, None, signal.SIGKILL),
+        ended(1, 10.01, 1, None, "RuntimeError: Connection closed by peer [10.0.0.2]:5"),
+        ended(5, 10.30, 1, None, "RuntimeError: CUDA error: uncorrectable ECC error encountered"),
+    ]
+    found = classify([CRASH], exits, [])
+    assert (found.symptom, found.machines, found.ranks) == (
+        Symptom.GPU_MEMORY_ERROR,
+        ("m2",),
+        (5,),
+    )
+    assert found.confident
+    assert found.first_action == "evict_machine"
+    assert found.confidence > 0.8
+    assert "uncorrectable ECC error encountered" in found.reason
+
+
+def test_a_line_that_only_suggests_the_machine_evicts_nobody_at_once() -> None:
+    crash = ended(3, 10.0, 1, None, "RuntimeError: CUDA error: unspecified launch failure")
+    found = classify([CRASH], [crash], [])
+    assert (found.symptom, found.machines, found.confident) == (
+        Symptom.CUDA_ERROR,
+        ("m1",),
+        False,
+    )
+    assert found.first_action == "stop_time_checks"
+
+
+def test_a_full_disk_accuses_no_machine() -> None:
+    full = ended(3, 10.0, 1, None, "OSError: [Errno 28] No space left on device: '/ckpt/7'")
+    found = classify([CRASH], [full], [])
+    assert (found.symptom, found.machines) == (Symptom.DISK_SPACE, ())
+    assert found.first_action == "retry"
+
+
+def test_peers_that_waited_in_vain_do_not_hide_who_raised() -> None:
+    watchdog = "[rank0]: Watchdog caught collective operation timeout: WorkNCCL(SeqNum=5)"
+    exits = [
+        ended(0, 10.0, None, signal.SIGABRT, watchdog),
+        ended(2, 9.0, 1, None, "[rank2]: KeyError: 'labels'"),
+    ]
+    found = classify([CRASH], exits, [])
+    assert (found.symptom, found.ranks) == (Symptom.CODE_ERROR, (2,))
+
+
+def test_an_earlier_kill_leads_what_was_said_after_it() -> None:
+    exits = [ended(5, 9.0, None, signal.SIGKILL), ended(2, 9.5, 1, None, "KeyError: 'labels'")]
+    assert classify([CRASH], exits, []).ranks == (5,)
+
+
+def test_a_kill_for_memory_is_told_from_one_by_a_person() -> None:
+    killed = replace(ended(5, 9.0, None, signal.SIGKILL), oom_killed=True)
+    found = classify([CRASH], [ended(1, 8.9, None, signal.SIGKILL), killed], [])
+    assert (found.symptom, found.machines, found.ranks) == (Symptom.CPU_OOM, ("m2",), (5,))
+    assert not found.confident
+    assert "for memory" in found.reason
+
+
+def test_words_of_thousands_of_ranks_are_read_in_bounded_time() -> None:
+    trace = tuple(
+        f"frame #{n}: c10::f{n:x} + 0x{n * 7919:x} (0x7f{n:x} in a.so)" for n in range(19)
+    )
+    exits = [
+        RankExit(r, f"m{r // 8}", 1, 1, None, 10 + r / 1e4, 7, (*trace, f"ValueError: {r:x}"))
+        for r in range(4000)
+    ]
+    began = time.process_time()
+    assert classify([CRASH], exits, []).ranks == (0,)
+    assert time.process_time() - began < 1.5

@@ -1,9 +1,21 @@
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from everstep.core.errors import InputError
-from everstep.workers.local.faults import Fault, FaultKind, FaultPlan, parse
+from everstep.selfcheck.faults import InjectedFault, claim, read_faults
+from everstep.workers.local.code import take_broken
+from everstep.workers.local.faults import (
+    Fault,
+    FaultKind,
+    FaultPlan,
+    break_machines,
+    faults_directory,
+    parse,
+)
 
 MACHINES = ["m0", "m1", "m2"]
 
@@ -15,6 +27,9 @@ MACHINES = ["m0", "m1", "m2"]
         ("machine_lost@3+0.25:m2", Fault(FaultKind.MACHINE_LOST, 3, 0.25, "m2")),
         ("machine_lost@3:2", Fault(FaultKind.MACHINE_LOST, 3, 0.0, "m2")),
         ("controller_killed@7+1", Fault(FaultKind.CONTROLLER_KILLED, 7, 1.0, "")),
+        ("code_error@9", Fault(FaultKind.CODE_ERROR, 9, 0.0, "")),
+        ("sdc@9:1,p=0.5,hidden", Fault(FaultKind.SDC, 9, 0.0, "m1", ("p=0.5", "hidden"))),
+        ("link_bad@9:0-m2", Fault(FaultKind.LINK_BAD, 9, 0.0, "m0-m2")),
     ],
 )
 def test_fault_is_read_and_written_back(text: str, fault: Fault) -> None:
@@ -33,12 +48,66 @@ def test_fault_is_read_and_written_back(text: str, fault: Fault) -> None:
         ("meteor@20:m1", "not understood"),
         ("rank_killed@x:1", "not understood"),
         ("", "not understood"),
+        ("code_error@20:m1", "takes no target"),
+        ("nan@20", "needs a target"),
+        ("nan@20:m1-m2", "needs one machine"),
+        ("link_bad@20:m1", "needs two machines"),
+        ("link_bad@20:m1-m1", "needs two machines"),
+        ("link_bad@20:m1-m9", "there is no machine m9"),
+        ("link_bad@20:m1-m2,once", "link_bad has no option once"),
+        ("nan@20:m1,hidden", "nan has no option hidden"),
+        ("machine_lost@20:m1,once", "machine_lost has no option once"),
+        ("nan@20:m1,p", "option p is not understood"),
+        ("nan@20:m1,p=0", "option p=0 is out of range"),
+        ("sdc@20:m1,bit=32", "option bit=32 is out of range"),
     ],
 )
 def test_wrong_fault_is_told_with_its_fix(text: str, says: str) -> None:
     with pytest.raises(InputError, match=says) as raised:
         parse(text, 6, MACHINES)
     assert raised.value.fix
+
+
+def on(text: str, machine: str) -> InjectedFault:
+    return parse(text, 6, MACHINES).on(machine)
+
+
+def test_broken_machine_is_told_what_is_wrong_with_it() -> None:
+    assert on("sdc@9:m1", "m1") == InjectedFault("sdc-9-m1", "sdc", seen_by=("bitwise",))
+    assert on("sdc@9:m1,hidden", "m1").seen_by == ()
+    assert on("sdc@9:m1,gross,bit=3,p=0.25", "m1") == InjectedFault(
+        "sdc-9-m1-gross-bit-3-p-0-25", "sdc", probability=0.25, bit=3, seen_by=("bitwise", "gpu")
+    )
+    assert on("slow@9:m1,by=2", "m1").slow_s == 2.0
+    assert on("transient@9:m1", "m1").once
+    assert not on("nan@9:m1", "m1").once
+    assert on("nan@9:m1,once", "m1").once
+    assert [on("link_bad@9:m0-m2", name).peer for name in ("m0", "m2")] == ["m2", "m0"]
+
+
+def test_fault_that_shows_once_is_claimed_by_one(tmp_path: Path) -> None:
+    fault = parse("nan@9:m0,once", 6, MACHINES)
+    break_machines(fault, tmp_path)
+    for name in fault.machines:
+        [found] = read_faults(faults_directory(tmp_path / name))
+        assert found == fault.on(name)
+        assert [claim(faults_directory(tmp_path / name), found) for _ in range(3)] == [
+            True, False, False,
+        ]  # fmt: skip
+        assert read_faults(faults_directory(tmp_path / name)) == []
+
+
+def test_code_that_fails_is_a_version_of_its_own(tmp_path: Path) -> None:
+    good, store = tmp_path / "good", tmp_path / "store"
+    good.mkdir()
+    store.mkdir()
+    (good / "train.py").write_text("pass\n")
+    version, directory = take_broken(good, store, 20)
+    assert directory == store / version
+    assert json.loads((directory / "code_error.json").read_text()) == {"step": 21}
+    assert (directory / "train.py").read_text() == "pass\n"
+    assert [entry.name for entry in good.iterdir()] == ["train.py"]
+    assert take_broken(good, store, 20) == (version, directory)
 
 
 def test_plan_fires_each_fault_once_when_its_step_is_reached() -> None:

@@ -1,99 +1,297 @@
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from everstep.core.evidence import same_failure
-from everstep.core.ladder import Brake, next_rung
-from everstep.core.model import Climb, Finding, Rung, Symptom
+from everstep.core.ladder import Decision, Policy, Standing, next_rung
+from everstep.core.ladder_table import ladder_rows
+from everstep.core.model import Climb, ClimbOutcome, Finding, Mode, Rung, Symptom
 
-BRAKE = Brake(
-    machines=8,
-    max_evicted_ratio=0.5,
-    evicted_in_window=0,
-    restarts_without_progress=0,
-    max_restarts_without_progress=3,
-)
+EVICT, CHECKS, REATTEMPT = Rung.EVICT, Rung.CHECKS, Rung.REATTEMPT
+ROLLBACK, REPLAY, PAGE = Rung.ROLLBACK, Rung.REPLAY, Rung.PAGE
+CRASH, NAN = Symptom.PROCESS_CRASH, Symptom.NAN_VALUE
+POLICY = Policy(machines=8, max_evicted_ratio=0.5, max_restarts_without_progress=3)
+STANDING = Standing()
+NO_TESTS: dict[Rung, str] = dict.fromkeys((CHECKS, ROLLBACK, REPLAY), "not here")
 MACHINES = [f"m{i}" for i in range(8)]
 
 
-def finding(machines: tuple[str, ...] = (), confident: bool = False) -> Finding:
-    return Finding(Symptom.PROCESS_CRASH, machines, (), confident, "because")
+def finding(
+    machines: tuple[str, ...] = (), confident: bool = False, symptom: Symptom = CRASH
+) -> Finding:
+    return Finding(symptom, machines, (), confident, "because")
 
 
-def climb(rung: Rung, machines: tuple[str, ...] = ()) -> Climb:
-    return Climb(rung, "", machines, 1, 0.0)
+@dataclass
+class Incident:
+    """Climbs with scripted outcomes of its tests, for as long as its failure comes back."""
+
+    found: dict[Rung, tuple[ClimbOutcome, tuple[str, ...]]] = field(
+        default_factory=dict[Rung, tuple[ClimbOutcome, tuple[str, ...]]]
+    )
+    policy: Policy = POLICY
+    standing: Standing = STANDING
+    climbs: list[Climb] = field(default_factory=list[Climb])
+
+    def again(self, failure: Finding) -> Decision:
+        """The next rung for a failure; it is climbed unless a person has to say so first."""
+        standing = replace(self.standing, evicted_in_window=len(self.evicted))
+        decision = next_rung(failure, self.climbs, self.policy, standing)
+        if decision.mode is Mode.APPROVE:
+            return decision
+        tests = decision.rung in (CHECKS, REPLAY)
+        outcome, machines = self.found.get(decision.rung, (ClimbOutcome.PASSED, ()))
+        if decision.mode is Mode.OBSERVE:
+            outcome, machines = ClimbOutcome.OBSERVED, decision.machines
+        elif not tests:
+            outcome, machines = ClimbOutcome.DONE, decision.machines
+        suspects, symptom = failure.machines, failure.symptom
+        self.climbs.append(
+            Climb(decision.rung, decision.reason, machines, 1, 0.0, outcome, symptom, suspects)
+        )
+        return decision
+
+    def all(self, failure: Finding) -> list[Rung]:
+        """All rungs while one failure keeps coming back."""
+        rungs: list[Rung] = []
+        while not rungs or rungs[-1] is not PAGE:
+            rungs.append(self.again(failure).rung)
+        return rungs
+
+    @property
+    def evicted(self) -> list[str]:
+        done = ClimbOutcome.DONE
+        evictions = [c for c in self.climbs if c.rung is EVICT and c.outcome is done]
+        return [machine for climb in evictions for machine in climb.machines]
 
 
-def test_certain_fault_is_evicted_at_once() -> None:
-    decision = next_rung(finding(("m3",), confident=True), [], BRAKE)
-    assert (decision.rung, decision.machines) == (Rung.EVICT, ("m3",))
+def test_certain_fault_is_evicted_at_once_then_the_ladder_climbs() -> None:
+    incident = Incident()
+    decision = incident.again(finding(("m3",), confident=True))
+    assert (decision.rung, decision.machines) == (EVICT, ("m3",))
+    # It comes back with nobody standing out: the eviction has been a restart, none more is tried.
+    assert incident.all(finding()) == [CHECKS, ROLLBACK, REPLAY, PAGE]
 
 
-def test_uncertain_fault_is_tried_again_first_then_its_machine_goes() -> None:
-    crash = finding(("m3",))
-    assert next_rung(crash, [], BRAKE).rung is Rung.REATTEMPT
-    second = next_rung(crash, [climb(Rung.REATTEMPT)], BRAKE)
-    assert (second.rung, second.machines) == (Rung.EVICT, ("m3",))
+def test_crash_without_a_culprit_climbs_every_rung_once() -> None:
+    assert Incident().all(finding()) == [CHECKS, REATTEMPT, ROLLBACK, REPLAY, PAGE]
+    assert Incident().all(finding(symptom=NAN)) == [CHECKS, REATTEMPT, ROLLBACK, REPLAY, PAGE]
 
 
-def test_nobody_standing_out_ends_at_a_person() -> None:
-    assert next_rung(finding(), [climb(Rung.REATTEMPT)], BRAKE).rung is Rung.PAGE
+def test_rank_that_somebody_killed_is_tried_again_before_anything_is_tested() -> None:
+    killed = replace(finding(("m3",)), killed=True)
+    assert Incident().all(killed) == [REATTEMPT, CHECKS, ROLLBACK, REPLAY, PAGE]
+    without_tests = Incident(standing=Standing(unavailable=NO_TESTS))
+    assert without_tests.all(killed) == [REATTEMPT, EVICT, PAGE]
 
 
-def test_machine_is_not_evicted_twice() -> None:
-    climbed = [climb(Rung.REATTEMPT), climb(Rung.EVICT, ("m3",))]
-    assert next_rung(finding(("m3",)), climbed, BRAKE).rung is Rung.PAGE
+def test_what_checks_name_is_evicted_and_what_then_comes_back_is_rolled_back() -> None:
+    incident = Incident({CHECKS: (ClimbOutcome.FOUND, ("m5",))})
+    assert incident.all(finding(symptom=NAN)) == [CHECKS, EVICT, ROLLBACK, REPLAY, PAGE]
+    assert incident.evicted == ["m5"]
 
 
-def test_brake_pages_instead_of_evicting_too_many() -> None:
-    full = replace(BRAKE, evicted_in_window=4)
-    held = next_rung(finding(("m3",), confident=True), [], full)
-    assert (held.rung, held.machines) == (Rung.PAGE, ("m3",))
+def test_what_replay_names_is_evicted() -> None:
+    incident = Incident({REPLAY: (ClimbOutcome.FOUND, ("m2",))})
+    assert incident.all(finding(symptom=NAN)) == [
+        CHECKS, REATTEMPT, ROLLBACK, REPLAY, EVICT, PAGE
+    ]  # fmt: skip
+    assert incident.evicted == ["m2"]
+
+
+def test_replay_that_does_not_reproduce_evicts_nobody() -> None:
+    incident = Incident()
+    assert incident.all(finding(("m3",))) == [CHECKS, REATTEMPT, ROLLBACK, REPLAY, PAGE]
+    assert incident.evicted == []
+
+
+def test_without_an_answer_from_replay_the_machine_that_stood_out_each_time_goes() -> None:
+    untold = Incident({REPLAY: (ClimbOutcome.COULD_NOT_TELL, ())})
+    assert untold.all(finding(("m3",)))[-3:] == [REPLAY, EVICT, PAGE]
+    assert untold.evicted == ["m3"]
+    elsewhere = Incident(standing=Standing(unavailable=NO_TESTS))
+    assert elsewhere.again(finding(("m3",))).rung is REATTEMPT
+    assert elsewhere.again(finding(("m4",))).rung is PAGE
+
+
+def test_code_error_is_rolled_back_and_accuses_machines_only_if_older_code_fails_too() -> None:
+    error = finding(symptom=Symptom.CODE_ERROR)
+    assert Incident().all(error) == [ROLLBACK, CHECKS, REPLAY, PAGE]
+    nowhere = Incident(standing=Standing(unavailable={ROLLBACK: "no earlier version"}))
+    assert nowhere.all(error) == [REATTEMPT, PAGE]
+
+
+def test_version_without_a_healthy_step_is_rolled_back_first() -> None:
+    fresh = Standing(code_proven=False)
+    assert next_rung(finding(), [], POLICY, fresh).rung is ROLLBACK
+    certain = next_rung(finding(("m1",), confident=True), [], POLICY, fresh)
+    assert certain.rung is EVICT, "a machine that is gone is not the code's fault"
+
+
+def test_other_failure_after_an_eviction_is_still_tried_again() -> None:
+    incident = Incident()
+    incident.again(finding(("m1",), confident=True, symptom=Symptom.AGENT_LOST))
+    assert [incident.again(finding()).rung for _ in range(2)] == [CHECKS, REATTEMPT]
+
+
+def test_isolated_group_of_a_hang_is_evicted_at_once() -> None:
+    hang = finding(("m4", "m5"), symptom=Symptom.JOB_HANG)
+    decision = next_rung(hang, [], POLICY, STANDING)
+    assert (decision.rung, decision.machines) == (EVICT, ("m4", "m5"))
+
+
+def test_machine_that_refuses_again_is_evicted() -> None:
+    incident = Incident()
+    refusal = finding(("m2",), symptom=Symptom.CONTAINER_ERROR)
+    assert [incident.again(refusal).rung for _ in range(3)] == [CHECKS, REATTEMPT, EVICT]
+
+
+def test_untold_checks_are_not_called_passed() -> None:
+    untold = Incident({CHECKS: (ClimbOutcome.COULD_NOT_TELL, ())})
+    assert untold.again(finding()).rung is CHECKS
+    decision = untold.again(finding())
+    assert decision.rung is REATTEMPT
+    assert "passed" not in decision.reason
+    assert "could not" in decision.reason
+
+
+def test_budget_turns_an_eviction_into_a_question() -> None:
+    full = Standing(evicted_in_window=4)
+    certain = finding(("m3",), confident=True)
+    held = next_rung(certain, [], POLICY, full)
+    assert (held.rung, held.machines, held.mode) == (EVICT, ("m3",), Mode.APPROVE)
     assert "5 evictions" in held.reason
     assert "at most 4 of 8" in held.reason
-    approved = next_rung(finding(("m3",), confident=True), [], replace(full, approved=True))
-    assert approved.rung is Rung.EVICT
+    approved = next_rung(certain, [], POLICY, replace(full, approved=True))
+    assert (approved.rung, approved.mode) == (EVICT, Mode.AUTOMATIC)
 
 
 def test_restarts_without_progress_page() -> None:
-    stuck = replace(BRAKE, restarts_without_progress=3)
-    assert next_rung(finding(("m3",), confident=True), [], stuck).rung is Rung.PAGE
+    stuck = Standing(restarts_without_progress=3)
+    certain = finding(("m3",), confident=True)
+    assert next_rung(certain, [], POLICY, stuck).rung is PAGE
+    assert next_rung(certain, [], POLICY, replace(stuck, approved=True)).rung is EVICT
 
 
-@given(
-    st.lists(
-        st.tuples(st.lists(st.sampled_from(MACHINES), max_size=3, unique=True), st.booleans()),
-        min_size=1,
-    ),
-    st.floats(0.05, 1.0),
+def test_person_at_the_end_may_have_the_job_started_again() -> None:
+    incident = Incident()
+    incident.all(finding())
+    incident.standing = Standing(approved=True)
+    decision = incident.again(finding())
+    assert (decision.rung, decision.mode) == (PAGE, Mode.AUTOMATIC)
+
+
+def test_modes_of_rungs() -> None:
+    asked = replace(POLICY, modes={CHECKS: Mode.OBSERVE, REATTEMPT: Mode.APPROVE})
+    incident = Incident(policy=asked)
+    assert incident.again(finding()).mode is Mode.OBSERVE
+    waiting = incident.again(finding())
+    assert (waiting.rung, waiting.mode) == (REATTEMPT, Mode.APPROVE)
+    said_no = Climb(REATTEMPT, "", (), 1, 0.0, ClimbOutcome.DENIED, CRASH, ())
+    incident.climbs.append(said_no)
+    assert incident.again(finding()).rung is ROLLBACK
+
+
+def test_all_observed_ends_at_a_person_without_an_effect() -> None:
+    shadow = Incident(policy=replace(POLICY, modes=dict.fromkeys(Rung, Mode.OBSERVE)))
+    assert shadow.all(finding(("m1",), confident=True))[0] is EVICT
+    assert shadow.evicted == []
+    assert {climb.outcome for climb in shadow.climbs} == {ClimbOutcome.OBSERVED}
+
+
+def test_table_shows_every_rung_and_follows_what_is_available() -> None:
+    rows = ladder_rows(POLICY)
+    assert {decision.rung for row in rows for decision in row.climbs} == set(Rung)
+    assert all(row.climbs[-1].rung is PAGE for row in rows)
+    short = ladder_rows(POLICY, NO_TESTS)
+    assert {d.rung for row in short for d in row.climbs} == {EVICT, REATTEMPT, PAGE}
+
+
+FINDINGS = st.builds(
+    finding,
+    st.lists(st.sampled_from(MACHINES), max_size=3, unique=True).map(lambda m: tuple(sorted(m))),
+    st.booleans(),
+    st.sampled_from([*Symptom]),
 )
-def test_ladder_always_ends_within_its_budget(
-    failures: list[tuple[list[str], bool]], ratio: float
+OUTCOMES = st.sampled_from(
+    [ClimbOutcome.PASSED, ClimbOutcome.COULD_NOT_TELL, ClimbOutcome.FOUND]
+).flatmap(
+    lambda outcome: st.tuples(
+        st.just(outcome),
+        st.lists(st.sampled_from(MACHINES), min_size=1, max_size=2, unique=True).map(tuple)
+        if outcome is ClimbOutcome.FOUND
+        else st.just(()),
+    )
+)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(FINDINGS, min_size=1, max_size=6),
+    st.tuples(OUTCOMES, OUTCOMES),
+    st.floats(0.05, 1.0),
+    st.dictionaries(st.sampled_from([*Rung]), st.sampled_from([*Mode])),
+    st.sets(st.sampled_from([CHECKS, ROLLBACK, REPLAY])),
+    st.booleans(),
+)
+def test_ladder_always_ends_within_its_limits(
+    failures: list[Finding],
+    tests: tuple[tuple[ClimbOutcome, tuple[str, ...]], tuple[ClimbOutcome, tuple[str, ...]]],
+    ratio: float,
+    modes: dict[Rung, Mode],
+    unavailable: set[Rung],
+    proven: bool,
 ) -> None:
-    """Whatever keeps failing: finitely many rungs, no machine twice, never beyond the budget."""
-    climbed: list[Climb] = []
-    evicted: list[str] = []
-    for step in range(100):
-        machines, confident = failures[step % len(failures)]
-        brake = replace(BRAKE, max_evicted_ratio=ratio, evicted_in_window=len(evicted))
-        decision = next_rung(finding(tuple(sorted(machines)), confident), climbed, brake)
-        if decision.rung is Rung.PAGE:
+    """Whatever keeps failing, and whatever tests say."""
+    incident = Incident(
+        {CHECKS: tests[0], REPLAY: tests[1]},
+        replace(POLICY, max_evicted_ratio=ratio, modes=modes),
+        Standing(code_proven=proven, unavailable=dict.fromkeys(unavailable, "")),
+    )
+    for number in range(100):
+        failure = failures[number % len(failures)]
+        decision = incident.again(failure)
+        if decision.rung is EVICT:
+            named = {m for c in incident.climbs if c.rung in (CHECKS, REPLAY) for m in c.machines}
+            assert {*decision.machines} <= {*failure.machines} | named
+        if decision.mode is Mode.APPROVE:
             break
-        climbed.append(climb(decision.rung, decision.machines))
-        evicted += decision.machines
     else:
         raise AssertionError("a hundred rungs and no end")
-    assert len(evicted) == len(set(evicted)) <= max(1, int(8 * ratio))
-    assert sum(c.rung is Rung.REATTEMPT for c in climbed) <= 1
+    assert len(incident.evicted) == len(set(incident.evicted)) <= max(1, int(8 * ratio))
+    once = [climb.rung for climb in incident.climbs if climb.rung is not EVICT]
+    assert len(once) == len(set(once))
+    assert not {climb.rung for climb in incident.climbs} & unavailable
 
 
-def test_same_failure_is_same_symptom_on_a_common_machine() -> None:
+@given(FINDINGS.filter(lambda failure: not failure.confident), st.tuples(OUTCOMES, OUTCOMES))
+def test_transient_fault_evicts_nobody_whom_no_test_names(
+    failure: Finding,
+    tests: tuple[tuple[ClimbOutcome, tuple[str, ...]], tuple[ClimbOutcome, tuple[str, ...]]],
+) -> None:
+    """It shows once: the first restart ends the incident."""
+    if failure.symptom in (Symptom.JOB_HANG, Symptom.MFU_DECLINE):
+        return  # Whom the analysis of a hang isolates goes at once.
+    incident = Incident({CHECKS: tests[0], REPLAY: tests[1]})
+    while incident.again(failure).rung in (CHECKS, REPLAY):
+        pass
+    assert {*incident.evicted} <= {*tests[0][1]}
+
+
+def test_same_failure_is_the_same_symptom_that_nothing_certain_tells_apart() -> None:
+    def certain(machine: str) -> Finding:
+        return finding((machine,), confident=True)
+
+    def killed(machine: str, rank: int) -> Finding:
+        return Finding(CRASH, (machine,), (rank,), False, "SIGKILL", killed=True)
+
     assert same_failure(finding(("m1", "m2")), finding(("m2",)))
     assert same_failure(finding(), finding())
-    assert not same_failure(finding(("m1",)), finding(("m2",)))
-    assert not same_failure(finding(("m1",)), finding())
-    assert not same_failure(
-        finding(("m1",)), Finding(Symptom.AGENT_LOST, ("m1",), (), True, "gone")
-    )
+    assert same_failure(finding(("m1",)), finding(("m2",))), "who ends first says little"
+    assert not same_failure(finding(), finding(symptom=NAN))
+    assert same_failure(certain("m1"), certain("m1"))
+    assert not same_failure(certain("m1"), certain("m2"))
+    assert not same_failure(killed("m1", 3), killed("m2", 5))
+    assert same_failure(killed("m1", 3), killed("m4", 3)), "its replacement runs the same rank"

@@ -133,3 +133,20 @@ def test_only_plain_python_commands_are_run_warm(command: str, target: PythonTar
 def test_python_means_this_interpreter() -> None:
     assert executable("python") == executable("python3") == sys.executable
     assert executable("bash") == "bash"
+
+
+def test_only_a_run_that_asked_for_faults_tells_where_they_lie() -> None:
+    base = {**BASE, "EVERSTEP_FAULTS": "/elsewhere", "EVERSTEP_INJECT_FAULTS": "True"}
+    assert "EVERSTEP_FAULTS" not in rank_environment(base, config(), ORDER, RANK)
+    broken = config(faults_directory=Path("/var/everstep/m1/faults"))
+    assert machine_environment(base, broken)["EVERSTEP_FAULTS"] == "/var/everstep/m1/faults"
+
+
+def test_what_is_other_in_a_replay_wins_over_the_spec() -> None:
+    changed = {"EVERSTEP_REPLAY": "1", "EVERSTEP_PARALLELISM": "tp=2", "WANDB_MODE": "disabled"}
+    spec = config(environment={"WANDB_MODE": "online", "A": "1"})
+    found = rank_environment(BASE, spec, ORDER, RANK, changed)
+    assert found.items() >= {**changed, "A": "1"}.items()
+    assert not any(
+        name.startswith("EVERSTEP_REPLAY") for name in rank_environment(BASE, spec, ORDER, RANK)
+    )

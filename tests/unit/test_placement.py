@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+import time
 from collections import Counter
 
 import pytest
@@ -7,7 +9,7 @@ from hypothesis import assume, given, settings
 from tests.unit.layouts import FIG_7, FIG_9, FIG_9_MEGATRON, PAPER_ORDER, PRODUCTION, layouts
 
 from everstep.core.groups import Layout
-from everstep.core.placement import BackupPlan, backup_placement, no_backup
+from everstep.core.placement import BackupPlan, backup_placement, exposed_groups, no_backup
 
 
 def machine_map(layout: Layout, plan: BackupPlan) -> list[int]:
@@ -119,6 +121,76 @@ def test_losing_one_machine_loses_no_state(layout: Layout) -> None:
     assert all(not plan.lost_with(layout, [slot]) for slot in range(layout.num_machines))
 
 
+@pytest.mark.parametrize("order", [PAPER_ORDER, ("tp", "dp", "pp")])
+def test_any_group_can_be_evicted_whole_where_a_machine_is_outside(order: tuple[str, ...]) -> None:
+    """All layouts of tp, pp and dp of 1, 2, 4, 8 on machines of 1, 2, 4, 8 ranks."""
+    sizes = (1, 2, 4, 8)
+    checked = 0
+    for gpus, tp, pp, dp in itertools.product(sizes, repeat=4):
+        if tp * pp * dp % gpus:
+            continue
+        layout = Layout(gpus, tp=tp, pp=pp, dp=dp, order=order)
+        plan = backup_placement(layout)
+        exposed = {one.group.ranks: one for one in exposed_groups(layout, plan)}
+        for kind in PAPER_ORDER:
+            for ranks in layout.groups(kind):
+                machines = layout.machines_of(ranks)
+                lost = shards_without_a_copy(layout, plan, set(machines))
+                # Every shard on its machines is possible to save, or none is.
+                assert bool(lost) == (len(machines) == layout.num_machines), (layout, ranks)
+                if len(ranks) > 1:
+                    assert lost == (list(exposed[ranks].lost) if ranks in exposed else [])
+                    checked += 1
+    assert checked > 8_000
+
+
+def shards_without_a_copy(layout: Layout, plan: BackupPlan, gone: set[int]) -> list[int]:
+    """By looking at every rank's two places, one by one."""
+    return [
+        rank
+        for rank in range(layout.world_size)
+        if rank // layout.gpus_per_machine in gone
+        and (rank not in plan.holder or plan.holder[rank] // layout.gpus_per_machine in gone)
+    ]
+
+
+@given(layouts())
+@settings(deadline=None, max_examples=100)
+def test_exposed_groups_are_those_whose_eviction_loses_state(layout: Layout) -> None:
+    plan = backup_placement(layout)
+    exposed = exposed_groups(layout, plan)
+    assert {one.group.ranks: list(one.lost) for one in exposed} == {
+        ranks: lost
+        for kind in layout.wide_kinds
+        for ranks in layout.groups(kind)
+        if (lost := shards_without_a_copy(layout, plan, set(layout.machines_of(ranks))))
+    }
+
+
+def test_why_a_group_is_exposed() -> None:
+    def reasons(layout: Layout, plan: BackupPlan) -> set[str]:
+        return {one.reason for one in exposed_groups(layout, plan)}
+
+    assert reasons(FIG_9, backup_placement(FIG_9)) == set()
+    assert reasons(FIG_9, no_backup(FIG_9, "switched off")) == {"there is no backup"}
+    pipeline = Layout(1, pp=4)
+    everything = "it occupies all machines of the job"
+    assert reasons(pipeline, backup_placement(pipeline)) == {everything}
+    # Rank 3's own groups leave it machine 0, which goes with the pipeline of rank 2 beside it.
+    straddling = Layout(2, pp=3, dp=2, order=("pp", "dp"))
+    first = exposed_groups(straddling, backup_placement(straddling))[0]
+    assert (first.group.ranks, first.group.machines, first.lost) == ((0, 1, 2), (0, 1), (3,))
+    assert first.reason.startswith("no machine lies outside all groups that meet on the machines")
+
+
+def test_a_copy_is_outside_the_groups_of_ranks_on_the_same_machine_too() -> None:
+    # Rank 35 shares machine 17 with rank 34, whose pipeline is 28, 31, 34.
+    layout = Layout(2, tp=3, pp=3, dp=4, order=PAPER_ORDER)
+    holder = backup_placement(layout).holder[35]
+    assert layout.machine_of(holder) not in layout.machines_of((28, 31, 34))
+    assert exposed_groups(layout, backup_placement(layout)) == ()
+
+
 @pytest.mark.parametrize("kind", ["tp", "pp", "dp"])
 def test_evicting_any_group_of_figure_7_whole_loses_no_state(kind: str) -> None:
     plan = backup_placement(FIG_7)
@@ -148,9 +220,11 @@ def test_a_layout_that_straddles_machines_is_repaired_rank_by_rank() -> None:
         assert layout.machine_of(holder) in machines_outside(layout, rank, ("pp", "dp"))
 
 
-@pytest.mark.timeout(2)
 def test_production_scale_takes_under_two_seconds() -> None:
+    # Of this process: others may keep the machine busy.
+    began_s = time.process_time()
     plan = backup_placement(PRODUCTION)
+    assert time.process_time() - began_s < 2.0
     for slot in (0, 1199):
         assert all(slot == plan.holder[rank] // 8 for rank in plan.held_by(PRODUCTION, slot))
     held = copies_held(PRODUCTION, plan)

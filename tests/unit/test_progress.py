@@ -101,3 +101,12 @@ def test_redone_step_and_recovery_are_lost() -> None:
 def test_nothing_seen_is_nothing_productive() -> None:
     assert ettr.measure([], 0.0, 10.0).ratio == 0.0
     assert ettr.measure([], 5.0, 5.0).ratio == 0.0
+
+
+def test_steps_that_one_rank_prints_are_the_jobs() -> None:
+    board = StepBoard(4, 30.0)
+    board.started(1, range(4), 0, 10.0)
+    assert board.note(1, 3, 7, 11.0, from_log=True) == StepSeen(1, 7, 11.0)
+    assert board.reached(1, 7, 12.0) == StepSeen(1, 7, 11.0)
+    # One that speaks for itself speaks for itself alone.
+    assert board.note(2, 0, 8, 13.0) is None

@@ -12,6 +12,7 @@ from everstep.core.senses.interfaces import (
     interfaces_that_matter,
     nccl_matches,
     parse_routes,
+    parse_routes_6,
     ports_that_matter,
     route_to,
 )
@@ -51,6 +52,26 @@ def test_the_interface_of_a_route_is_the_most_specific_one() -> None:
     assert route_to("8.8.8.8", routes) == "mgmt0"
     assert route_to("127.0.0.1", routes) is None
     assert route_to("not-an-address", routes) is None
+
+
+NOWHERE = "0" * 32
+ROUTES_6 = f"""\
+20010db8{"0" * 24} 20 {NOWHERE} 00 {NOWHERE} 00000400 00000001 00000000 00000001 fab0
+{NOWHERE} 00 {NOWHERE} 00 fe80{"0" * 27}1 00000400 00000001 00000000 00000003 mgmt0
+{NOWHERE} 00 {NOWHERE} 00 {NOWHERE} ffffffff 00000001 00000000 00200200 lo
+fd{"0" * 30} 08 {NOWHERE} 00 {NOWHERE} 00000400 00000001 00000000 00000200 refused
+nonsense
+"""
+
+
+def test_routes_of_the_newer_protocol_count_too() -> None:
+    routes = [*parse_routes(ROUTES), *parse_routes_6(ROUTES_6)]
+    assert route_to("2001:db8::7", routes) == "fab0"
+    assert route_to("2600::1", routes) == "mgmt0"
+    assert route_to("fd00::1", routes) == "mgmt0"
+    assert route_to("::1", routes) is None
+    assert route_to("10.3.4.5", routes) == "fab0"
+    assert route_to("2600::1", parse_routes(ROUTES)) is None
 
 
 def test_what_is_given_wins_over_nccl_and_nccl_over_routes() -> None:

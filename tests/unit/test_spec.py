@@ -9,6 +9,7 @@ from pydantic import BaseModel, ValidationError
 
 from everstep.core.errors import InputError
 from everstep.core.groups import Layout
+from everstep.core.model import Mode, Rung
 from everstep.spec.job import JobSpec
 from everstep.spec.load import load_spec
 
@@ -79,6 +80,21 @@ def test_defaults(folder: Path) -> None:
     assert (spec.ladder.probation_steps, spec.ladder.probation_s) == (5, 10)
     assert spec.ladder.max_restarts_without_progress == 3
     assert (spec.safety.max_evicted_ratio, spec.safety.window_s) == (0.5, 86_400)
+
+
+def test_one_word_sets_all_modes(folder: Path) -> None:
+    spec = load_spec(write(folder, f"{SPEC}safety: {{modes: observe}}\n"))
+    assert spec.safety.modes.by_rung() == dict.fromkeys(
+        [Rung.EVICT, Rung.CHECKS, Rung.REATTEMPT, Rung.ROLLBACK, Rung.REPLAY], Mode.OBSERVE
+    )
+    assert JobSpec.model_validate_json(spec.model_dump_json()) == spec
+
+
+def test_previous_code_is_found_beside_the_spec(folder: Path) -> None:
+    (folder / "old").mkdir()
+    text = SPEC.replace("{directory: .}", "{directory: ., previous: old}")
+    assert load_spec(write(folder, text)).code.previous == str(folder / "old")
+    assert "code.previous" in refusal(folder, text.replace("previous: old", "previous: gone"))
 
 
 def test_every_field_has_a_line_of_documentation() -> None:
@@ -195,6 +211,9 @@ def test_wrong_fields_name_field_value_and_fix(
         ),
         ("safety: {max_evicted_ratio: 1.5}", "safety.max_evicted_ratio: 1.5 must be at most 1.0"),
         ("ladder: {probation_steps: 2.5}", "ladder.probation_steps: 2.5 is not a whole number"),
+        ("safety: {modes: {evict: ask}}", "safety.modes.evict: 'ask' is none of 'observe', 'app"),
+        ("safety: {webhook: 'https://x'}", "safety.webhook: 'https://x' is not the name of a"),
+        ("replay: {shows_ratio: 0}", "replay.shows_ratio: 0 must be above 0"),
         ("safety: 3", "safety: 3 is not a mapping. Write {FIELD: VALUE} with: max_evicted_ratio"),
     ],
 )
@@ -327,3 +346,77 @@ def test_code_from_git_is_not_looked_for_here(folder: Path) -> None:
     text = SPEC.replace("{directory: .}", "{git: https://example.org/x.git, ref: main}")
     text = text.replace("train.py", "absent.py")
     assert load_spec(write(folder, text)).code.ref == "main"
+
+
+STORAGE = SPEC + "checkpoint: {storage: {%s}}\n"
+
+
+def test_a_storage_folder_is_relative_to_the_spec(folder: Path) -> None:
+    spec = load_spec(write(folder, STORAGE % "path: kept, every_steps: 5"))
+    storage = spec.checkpoint.storage
+    assert storage is not None
+    assert storage.path == str(folder / "kept")
+    assert (storage.every_steps, storage.every_s, storage.keep) == (5, None, 3)
+    assert storage.policy().slow_after_s == 300.0
+    assert JobSpec.model_validate(spec.model_dump(mode="json")) == spec
+
+
+def test_a_storage_url_stays_as_it_is(folder: Path) -> None:
+    spec = load_spec(write(folder, STORAGE % "path: 's3://bucket/x', every_s: 1800"))
+    assert spec.checkpoint.storage is not None
+    assert spec.checkpoint.storage.path == "s3://bucket/x"
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            "path: x",
+            "checkpoint.storage: nothing says when to save. Give every_steps: N, every_s: SECONDS,"
+            " or both",
+        ),
+        (
+            "every_s: 5",
+            "checkpoint.storage.path: is missing. Add it, such as path: s3://bucket/checkpoints"
+            " (Folder, relative to the spec file's, or URL that fsspec knows; every machine must"
+            " reach it)",
+        ),
+        (
+            "path: x, every_step: 5",
+            "checkpoint.storage.every_step: there is no such field. Did you mean every_steps?",
+        ),
+        (
+            "path: x, every_s: 5, slow_after_s: 9.0, give_up_after_s: 8.0",
+            "checkpoint.storage.slow_after_s: 9.0 is not below give_up_after_s 8.0, so nobody would"
+            " be told before a save is ended. Lower slow_after_s or raise give_up_after_s",
+        ),
+        (
+            "path: x, every_steps: 0",
+            "checkpoint.storage.every_steps: 0 must be above 0. Give a larger number",
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_storage_is_named(folder: Path, fields: str, message: str) -> None:
+    assert refusal(folder, STORAGE % fields) == message
+
+
+def test_how_logs_tell_of_steps(folder: Path) -> None:
+    pattern = r"iteration +(?P<step>\d+).*loss: (?P<loss>\S+)|(?P<evaluation>evaluating)"
+    spec = load_spec(write(folder, SPEC + f"detection: {{step_pattern: '{pattern}'}}\n"))
+    assert spec.detection.step_pattern == pattern
+    assert spec.detection.hang_after_at_least_s == 10.0
+
+
+@pytest.mark.parametrize(
+    ("pattern", "words"),
+    [
+        ("step (", "missing ), unterminated subpattern"),
+        (r"step (?P<number>\d+)", "'number' is no group of a step"),
+        (r"(?P<los>\S+) (?P<step>\d+)", "'los' is no group of a step. Did you mean loss?"),
+        (r"step (\d+)", "has no group step. Name the step's number"),
+    ],
+)
+def test_patterns_that_find_no_steps_are_refused(folder: Path, pattern: str, words: str) -> None:
+    message = refusal(folder, SPEC + f"detection: {{step_pattern: '{pattern}'}}\n")
+    assert message.startswith("detection.step_pattern: ")
+    assert words in message

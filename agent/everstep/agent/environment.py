@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from types import MappingProxyType
 
 from everstep.agent import witness
 from everstep.agent.config import MachineConfig
@@ -49,11 +50,17 @@ def machine_environment(base: Mapping[str, str], config: MachineConfig) -> dict[
         names.ENV_PARALLELISM: config.parallelism,
         **config.environment,
     }
+    if config.faults_directory is not None:
+        shared[names.ENV_FAULTS] = str(config.faults_directory)
     return {**shared, ENV_OWNER: config.owner}
 
 
 def rank_environment(
-    base: Mapping[str, str], config: MachineConfig, order: StartOrder, start: RankStart
+    base: Mapping[str, str],
+    config: MachineConfig,
+    order: StartOrder,
+    start: RankStart,
+    variables: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, str]:
     """The whole environment of one rank, apart from its channel's descriptor.
 
@@ -62,6 +69,7 @@ def rank_environment(
         config: The machine's part in the job.
         order: The order that starts the rank.
         start: The rank.
+        variables: What is other for this rank than for one that trains; wins over everything else.
     """
     world_size = str(order.world_size)
     return {
@@ -85,5 +93,6 @@ def rank_environment(
         names.ENV_ATTEMPT: str(order.attempt),
         names.ENV_STACKS_FILE: str(witness.stacks_file(config, order.attempt, start.rank)),
         **config.environment,
+        **variables,
         ENV_OWNER: config.owner,
     }

@@ -9,8 +9,10 @@ import contextlib
 import logging
 import os
 import socket
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import MappingProxyType
 
 from everstep.agent import environment, process, program, zygote
 from everstep.agent.config import MachineConfig
@@ -71,7 +73,13 @@ class Launcher:
             raise TransientError("no process can be started on this machine") from error
 
     def start_rank(
-        self, order: StartOrder, start: RankStart, channel: socket.socket, log: Path, on_end: OnEnd
+        self,
+        order: StartOrder,
+        start: RankStart,
+        channel: socket.socket,
+        log: Path,
+        on_end: OnEnd,
+        variables: Mapping[str, str] = MappingProxyType({}),
     ) -> int:
         """Start one rank; `wait_ready` was called before.
 
@@ -81,6 +89,7 @@ class Launcher:
             channel: The rank's end of its channel; stays the caller's to close.
             log: File for its output, which is added to.
             on_end: Called once, from a thread, when the rank has ended.
+            variables: What is other for it than for one that trains.
 
         Returns:
             Its process id.
@@ -88,16 +97,28 @@ class Launcher:
         Raises:
             TransientError: It cannot be started; `on_end` is not called.
         """
-        variables = environment.rank_environment(os.environ, self._config, order, start)
+        environ = environment.rank_environment(os.environ, self._config, order, start, variables)
         argv = list(self._config.command)
         directory = order.code_directory
-        return self._fork("rank", argv, directory, variables, log, channel.fileno(), on_end)
+        return self._fork("rank", argv, directory, environ, log, channel.fileno(), on_end)
 
     def start_store(self, listener: socket.socket, log: Path, on_end: OnEnd) -> int:
         """Start a rendezvous store on this listening socket; otherwise as `start_rank`."""
         variables = environment.machine_environment(os.environ, self._config)
         directory = str(self._config.directory)
         return self._fork("store", [], directory, variables, log, listener.fileno(), on_end)
+
+    def start_check(
+        self,
+        argv: list[str],
+        variables: Mapping[str, str],
+        pipe: int,
+        log: Path,
+        on_end: OnEnd,
+    ) -> int:
+        """Start one program of a check, which answers through this pipe; otherwise as a rank."""
+        environ = {**environment.machine_environment(os.environ, self._config), **variables}
+        return self._fork("check", argv, str(self._config.directory), environ, log, pipe, on_end)
 
     def kill(self) -> None:
         """Kill ranks, stores, and everything that they started, wherever it hides.

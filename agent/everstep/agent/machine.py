@@ -6,6 +6,7 @@ No Temporal here: the worker around it turns activities into orders and events i
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import socket
@@ -14,17 +15,30 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from everstep.agent.attempt import Attempt, Surroundings
+from everstep.agent.checks.checker import Checker
 from everstep.agent.config import MachineConfig
 from everstep.agent.journal import Journal
 from everstep.agent.launcher import Launcher
+from everstep.agent.memory import OomKills, counters
 from everstep.agent.nursery import Readiness
 from everstep.agent.probes.stacks import Asking, executable_beside_us
+from everstep.agent.replaying import Replaying
 from everstep.agent.shards import ShardStore
+from everstep.agent.storage import StorageConfig, StorageTier
 from everstep.agent.tracer import Target, trace
 from everstep.agent.transfer import BackupSender, TransferServer, pull
 from everstep.agent.witness import stacks_file
-from everstep.core.errors import EverstepError, StaleAttempt, TransientError, UnobservableError
+from everstep.core.errors import (
+    EverstepError,
+    PermanentError,
+    StaleAttempt,
+    TransientError,
+    UnobservableError,
+)
 from everstep.core.model import (
+    Alert,
+    CheckOrder,
+    CheckResult,
     MachineEvent,
     MachineInfo,
     MachineReport,
@@ -35,10 +49,12 @@ from everstep.core.model import (
     StartOrder,
     StartReport,
     StopOrder,
+    StorageReport,
     TraceOrder,
 )
 from everstep.core.shard import Origin
 from everstep.core.stacks.dump import RankTrace
+from everstep.core.trial import ReplayOrder, ReplayReport
 
 __all__ = ["Machine", "MachineConfig"]
 
@@ -48,6 +64,8 @@ logger = logging.getLogger(__name__)
 _BACKLOG = 4096
 
 _Report = TypeVar("_Report")
+_Test = TypeVar("_Test", CheckOrder, ReplayOrder)
+_Result = TypeVar("_Result", CheckResult, ReplayReport)
 
 
 class Machine:
@@ -71,11 +89,15 @@ class Machine:
             self._store, config.secret, config.job, config.backup_bytes_per_s
         )
         self._launcher = Launcher(config)
+        self._tier: StorageTier | None = None
         self._running: Attempt | None = None
         # The newest attempt that was started or stopped here, and which of the two it was.
         self._attempt = -1
+        self._closed = False
         self._started: StartReport | None = None
         self._stopped: MachineReport | None = None
+        # The newest test, so that a second call for it does not test again.
+        self._last_test: tuple[Any, Any] | None = None
 
     async def open(self) -> MachineInfo:
         """Begin to serve: end what an earlier agent left behind, listen, start to pre-warm.
@@ -85,18 +107,31 @@ class Machine:
             TransientError: Something that an earlier agent left behind does not die.
         """
         info = await asyncio.to_thread(self._open)
+        loop = asyncio.get_running_loop()
+        self._tier = self._storage_tier(loop)
         self._around = Surroundings(
             self._config,
-            asyncio.get_running_loop(),
+            loop,
             self._launcher,
             self._journal,
             self._store,
             self._sender,
             self._rendezvous,
+            OomKills(counters(self._config.cgroup)),
             self._on_event,
+            self._tier,
         )
         self._on_event(info)
         return info
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory that checkpoints take here, own and held ones."""
+        return self._store.memory_bytes
+
+    def backup_lags(self) -> dict[int, int]:
+        """How many steps the backup of each rank that runs here is behind."""
+        return {} if self._running is None else self._running.backup_lags()
 
     async def stop(self, order: StopOrder) -> MachineReport:
         """End every rank and all that it started; a second time, the first report.
@@ -157,8 +192,41 @@ class Machine:
         )
         return running.number, await trace(targets, how)
 
+    async def look_at_storage(self) -> StorageReport:
+        """What the storage tier shows from here; does not wait for other orders.
+
+        Raises:
+            PermanentError: The job has no storage tier.
+        """
+        if self._tier is None:
+            raise PermanentError(f"machine {self._config.machine} has no storage tier")
+        return await asyncio.to_thread(self._tier.look)
+
+    async def check(self, order: CheckOrder) -> CheckResult:
+        """Check this machine while no ranks run; a second time, the first result.
+
+        Other than for other orders, whoever is cancelled here ends the check and all its programs.
+
+        Raises:
+            StaleAttempt: A newer attempt runs here.
+            PermanentError: The attempt's ranks still run, or the order is not for this machine.
+            TransientError: A process of an older attempt does not die.
+        """
+        checker = Checker(self._config, self._launcher, self._rendezvous)
+        return await self._test(order, order.check, checker.check)
+
+    async def replay(self, order: ReplayOrder) -> ReplayReport:
+        """Run the job made small as one machine of a group; a second time, the first report.
+
+        As for `check`, whoever is cancelled here ends it. What memory holds stays as it is.
+
+        Raises:
+            StaleAttempt, PermanentError, TransientError: As for `check`.
+        """
+        return await self._test(order, "replay", Replaying(self._around).replay)
+
     async def close(self) -> None:
-        """End everything on this machine.
+        """End everything on this machine; a second time changes nothing.
 
         Raises:
             TransientError: A process does not die.
@@ -198,13 +266,40 @@ class Machine:
         self._journal.write("ready", agent_pid=info.agent_pid)
         return info
 
+    def _storage_tier(self, loop: asyncio.AbstractEventLoop) -> StorageTier | None:
+        config = self._config
+        if config.storage is None:
+            return None
+
+        def on_alert(alert: Alert) -> None:
+            # The loop may be gone while the machine is torn down.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(self._on_event, alert)
+
+        return StorageTier(
+            StorageConfig(
+                config.storage,
+                config.machine,
+                config.job,
+                config.parallelism,
+                config.gpus_per_machine,
+                config.directory / "storage.log",
+            ),
+            on_alert,
+        )
+
     def _close(self) -> None:
+        if self._closed:
+            return
+        if self._tier is not None:
+            self._tier.close()
         self._launcher.close()
         self._sender.close()
         self._transfer.close()
         self._rendezvous.close()
         self._journal.write("closed")
         self._journal.close()
+        self._closed = True
 
     async def _stop(self, order: StopOrder) -> MachineReport:
         if order.attempt < self._attempt:
@@ -236,10 +331,21 @@ class Machine:
         outcomes = await asyncio.gather(
             *(asyncio.to_thread(self._pull, item, order.step) for item in order.pulls)
         )
+        outcomes += await self._bring_back(order)
         failed = tuple((rank, reason) for rank, reason in outcomes if reason)
         pulled = tuple(rank for rank, reason in outcomes if not reason)
         await self._note("restored", attempt=order.attempt, pulled=pulled, failed=failed)
         return RestoreReport(self._config.machine, pulled, failed)
+
+    async def _bring_back(self, order: RestoreOrder) -> list[tuple[int, str]]:
+        share = order.stored
+        if share is None:
+            return []
+        if self._tier is None:
+            return [(rank, "this machine has no storage tier") for rank in share.ranks or (-1,)]
+        return await asyncio.to_thread(
+            self._tier.bring_back, share, order.step, order.attempt, self._store
+        )
 
     def _pull(self, item: Pull, step: int) -> tuple[int, str]:
         try:
@@ -264,6 +370,40 @@ class Machine:
         report = StartReport(self._config.machine, pids, readiness.prewarmed)
         self._attempt, self._started, self._stopped = order.attempt, report, None
         return report
+
+    async def _test(
+        self, order: _Test, name: str, perform: Callable[[_Test], Coroutine[Any, Any, _Result]]
+    ) -> _Result:
+        """Perform a test that nothing may disturb, and that ends when its caller is cancelled."""
+
+        async def alone() -> _Result:
+            async with self._one_order:
+                return await self._tested(order, name, perform)
+
+        task = asyncio.ensure_future(alone())
+        try:
+            return await asyncio.shield(task)
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+
+    async def _tested(
+        self, order: _Test, name: str, perform: Callable[[_Test], Coroutine[Any, Any, _Result]]
+    ) -> _Result:
+        if self._last_test is not None and self._last_test[0] == order:
+            known: _Result = self._last_test[1]
+            return known
+        if order.attempt < self._attempt:
+            raise StaleAttempt(order.attempt, self._attempt)
+        if order.attempt == self._attempt and self._started is not None:
+            raise PermanentError(f"ranks of attempt {order.attempt} run here: stop them first")
+        await self._end_ranks()
+        result = await perform(order)
+        outcome = {"verdict": result.verdict, "detail": result.detail, "took_s": result.took_s}
+        attempt, number = order.attempt, order.number
+        await self._note("tested", attempt=attempt, number=number, test=name, **outcome)
+        self._last_test = order, result
+        return result
 
     def _prepare(self, order: StartOrder) -> Readiness:
         self._store.advance(order.attempt)

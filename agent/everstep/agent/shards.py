@@ -16,6 +16,7 @@ import weakref
 from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
 
+from everstep.agent.snapshots import Shelf
 from everstep.core.errors import PermanentError, StaleAttempt, TransientError
 from everstep.core.faultpoint import reached
 from everstep.core.model import ShardCopy
@@ -77,6 +78,7 @@ class ShardStore:
     ) -> None:
         self.machine = machine
         self.origin = origin
+        self.shelf = Shelf()
         self._available_bytes = available_bytes or free_memory_bytes
         self._regions: dict[int, SharedRegion] = {}
         self._own: frozenset[int] = frozenset()
@@ -143,6 +145,24 @@ class ShardStore:
                 newest = shards[max(shards)]
                 found.append(ShardCopy(rank, tuple(sorted(shards)), newest.payload_bytes))
         return tuple(found)
+
+    @property
+    def own_ranks(self) -> frozenset[int]:
+        """Ranks that run here."""
+        with self._lock:
+            return self._own
+
+    def committed(self) -> list[Shard]:
+        """All that is committed here, by rank and step."""
+        with self._lock:
+            regions = sorted(self._regions.items())
+        return [shard for _, region in regions for _, shard in region.view.committed()]
+
+    def offer(self, rank: int, step: int) -> None:
+        """A rank has saved a step: somebody outside may want it."""
+        region = self.region(rank)
+        if region is not None:
+            self.shelf.offer(rank, step, region.view, self._available_bytes)
 
     def holds(self, rank: int, step: int) -> bool:
         """Whether the rank's shard of that step is here."""

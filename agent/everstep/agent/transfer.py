@@ -12,6 +12,10 @@ loop never waits for a shard.
                                   <-  {shard, payload_bytes}, body, {whole} | {refused}
     doubt  {doubt: {rank, step}}  ->
                                   <-  {ok}: it was read again, and dropped if it is damaged
+    list   {list: {}}             ->
+                                  <-  {machine, own: ranks, shards, shelf: shards}
+    keep   {keep: {step}}         ->
+                                  <-  {ok}: its ranks' shards of that step will be kept for a while
 
 What follows a body is {refused} when its rank began to overwrite it meanwhile. The agents do not
 compute checksums: that would take longer than the transfer, at every step, and could not tell
@@ -25,9 +29,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import mmap
 import socket
 import threading
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import cast
 
 from everstep.agent.link import Link, Pace, accept, connect
@@ -128,8 +134,21 @@ class TransferServer:
             doubted = _object(request["doubt"])
             self._store.drop_damaged(wire.number(doubted, "rank"), wire.number(doubted, "step"))
             link.send({"ok": True})
+        elif "list" in request:
+            link.send(self._show_all())
+        elif "keep" in request:
+            self._store.shelf.want(wire.number(_object(request["keep"]), "step"))
+            link.send({"ok": True})
         else:
-            raise PermanentError(f"none of put, get, doubt: {sorted(request)}")
+            raise PermanentError(f"none of put, get, doubt, list, keep: {sorted(request)}")
+
+    def _show_all(self) -> wire.Header:
+        return {
+            "machine": self._store.machine,
+            "own": sorted(self._store.own_ranks),
+            "shards": [_show_shard(shard) for shard in self._store.committed()],
+            "shelf": [_show_shard(shard) for shard in self._store.shelf.shards()],
+        }
 
     def _take(self, link: Link, request: wire.Header) -> None:
         def fill(body: memoryview) -> None:
@@ -148,6 +167,14 @@ class TransferServer:
     def _give(self, link: Link, request: wire.Header) -> None:
         wanted = _object(request["get"])
         rank, step = wire.number(wanted, "rank"), wire.number(wanted, "step")
+        kept = self._store.shelf.find(rank, step)
+        if kept is not None:
+            link.send({"shard": _show_shard(kept.shard), "payload_bytes": kept.shard.body_bytes})
+            memory = mmap.mmap(kept.fd, kept.shard.body_bytes)
+            with contextlib.closing(memory), memoryview(memory) as body:
+                link.send_payload(body)
+            link.send({"whole": True})
+            return
         region = self._store.region(rank)
         found = None if region is None else region.view.find(step)
         if region is None or found is None:
@@ -367,12 +394,60 @@ def doubt(rank: int, step: int, holder: MachineInfo, secret: bytes, job: str) ->
     Raises:
         TransientError, PermanentError: It cannot be asked.
     """
-    with contextlib.closing(connect(holder.host, holder.transfer_port, secret, job)) as link:
+    _ask(holder, {"doubt": {"rank": rank, "step": step}}, secret, job)
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What a machine's memory holds.
+
+    Attributes:
+        machine: Its name.
+        own: Ranks that run there.
+        shards: All committed shards, own and others'.
+        shelf: Own shards that are kept because somebody asked for their step.
+    """
+
+    machine: str
+    own: tuple[int, ...]
+    shards: tuple[Shard, ...]
+    shelf: tuple[Shard, ...]
+
+
+def list_contents(machine: MachineInfo, secret: bytes, job: str) -> Contents:
+    """What a machine's memory holds now.
+
+    Raises:
+        TransientError, PermanentError: It cannot be asked.
+    """
+    answer = _ask(machine, {"list": {}}, secret, job)
+    try:
+        return Contents(
+            str(answer["machine"]),
+            tuple(int(rank) for rank in answer["own"]),
+            tuple(map(_read_shard, answer["shards"])),
+            tuple(map(_read_shard, answer["shelf"])),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise PermanentError(f"{machine.machine} answers {answer!r:.100}") from error
+
+
+def ask_to_keep(machine: MachineInfo, step: int, secret: bytes, job: str) -> None:
+    """Have a machine keep its ranks' shards of a coming step for a while.
+
+    Raises:
+        TransientError, PermanentError: It cannot be asked.
+    """
+    _ask(machine, {"keep": {"step": step}}, secret, job)
+
+
+def _ask(machine: MachineInfo, request: wire.Header, secret: bytes, job: str) -> wire.Header:
+    with contextlib.closing(connect(machine.host, machine.transfer_port, secret, job)) as link:
         try:
-            link.send({"doubt": {"rank": rank, "step": step}})
-            _accepted(link.receive())
+            link.send(request)
+            return _accepted(link.receive())
         except (OSError, EOFError) as error:
-            raise TransientError(f"machine {holder.machine} does not answer: {error}") from error
+            raise TransientError(f"machine {machine.machine} does not answer: {error}") from error
 
 
 def _receive_body(link: Link, body: memoryview) -> None:

@@ -69,12 +69,12 @@ class Fork:
 
     Attributes:
         number: What its end is told with.
-        kind: `rank` or `store`.
-        argv: Command of a rank; empty for a store.
+        kind: `rank`, `check` or `store`.
+        argv: Command of a rank or a check; empty for a store.
         directory: Working directory.
         environment: All of the child's environment.
         log_fd: Where its output goes.
-        fd: A rank's channel, or a store's listening socket.
+        fd: A rank's channel, the pipe that a check answers through, or a store's listening socket.
     """
 
     number: int
@@ -207,7 +207,8 @@ def _run(order: Fork, plain: bool) -> int:
             return rendezvous.serve(order.fd)
     else:
         argv = [program.executable(order.argv[0]), *order.argv[1:]]
-        order.environment[names.ENV_CHANNEL_FD] = str(order.fd)
+        variable = names.ENV_RESULT_FD if order.kind == "check" else names.ENV_CHANNEL_FD
+        order.environment[variable] = str(order.fd)
         target = program.python_target(order.argv)
         if not plain and target is not None:
             return program.run(target, Path(order.directory), order.environment)

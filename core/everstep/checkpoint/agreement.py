@@ -43,9 +43,31 @@ class Agreement(ABC):
             PermanentError: The other ranks cannot be asked.
         """
 
+    @abstractmethod
+    def choose(self, number: int) -> None:
+        """Have the attempt's save of that number sent to storage, by all ranks.
+
+        Chosen before the save two before it is announced, it is known to every rank in time: none
+        begins a save before the one before it is stable.
+
+        Raises:
+            PermanentError: The other ranks cannot be told.
+        """
+
+    @abstractmethod
+    def is_chosen(self, number: int) -> bool:
+        """Whether the attempt's save of that number is sent to storage.
+
+        Raises:
+            PermanentError: The other ranks cannot be asked.
+        """
+
 
 class Alone(Agreement):
     """The job has one rank."""
+
+    def __init__(self) -> None:
+        self._chosen = -1
 
     def announce(self, step: int) -> None:
         """Nobody is there to be told."""
@@ -53,6 +75,14 @@ class Alone(Agreement):
     def is_stable(self, step: int) -> bool:
         """True: what this rank holds, all do."""
         return True
+
+    def choose(self, number: int) -> None:
+        """Remember it."""
+        self._chosen = number
+
+    def is_chosen(self, number: int) -> bool:
+        """Whether it was the last to be chosen."""
+        return self._chosen == number
 
 
 class StoreAgreement(Agreement):
@@ -94,6 +124,20 @@ class StoreAgreement(Agreement):
         """Ask the store; its own way of waiting can be neither ended nor done without warnings."""
         try:
             return bool(self._store().check([self._key("stable", step)]))
+        except (RuntimeError, ValueError) as error:
+            raise self._lost(error) from error
+
+    def choose(self, number: int) -> None:
+        """Leave a note in the store."""
+        try:
+            self._store().set(self._key("chosen", number), "1")
+        except (RuntimeError, ValueError) as error:
+            raise self._lost(error) from error
+
+    def is_chosen(self, number: int) -> bool:
+        """Look for the note in the store."""
+        try:
+            return bool(self._store().check([self._key("chosen", number)]))
         except (RuntimeError, ValueError) as error:
             raise self._lost(error) from error
 

@@ -7,6 +7,7 @@ is copied to without the CPU's help and without making the training's stream wai
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import torch
@@ -17,9 +18,15 @@ from everstep.core.errors import PermanentError
 # Parts of it are not annotated.
 _cuda: Any = torch.cuda
 
+_ALL_GPUS = 1
+"""cudaHostRegisterPortable: pinned for every GPU that the process uses."""
+
 
 class Copier:
     """Copies one state after the other; on the CPU, torch lets go of the GIL while it copies."""
+
+    devices: tuple[torch.device, ...] = ()
+    """The GPUs from which it copies."""
 
     def mark(self) -> None:
         """The state is as it should be copied from here on; called by the training's thread."""
@@ -32,7 +39,11 @@ class Copier:
         """
 
     def release(self) -> None:
-        """No more copies will be made."""
+        """No more copies will be made.
+
+        Raises:
+            PermanentError: The memory cannot be given back.
+        """
 
     def copy(self, state: FlatTree, payload: memoryview) -> None:
         """Write the state as it was marked; returns when the tensors may be changed again."""
@@ -40,31 +51,34 @@ class Copier:
 
 
 class CudaCopier(Copier):
-    """Copies from a GPU.
+    """Copies from GPUs.
+
+    The tensors need no `record_stream`: the state keeps them, and so their memory, until the copies
+    are done, and only then is it let go of.
 
     Args:
-        device: The GPU.
+        devices: The GPUs, at least one.
 
     Paper: ByteRobust, section 6.3: a dedicated stream, and two host buffers that alternate.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._stream = _cuda.Stream(device)
-        self._marked = _cuda.Event()
+    def __init__(self, devices: tuple[torch.device, ...]) -> None:
+        self.devices = devices
+        self._streams: list[Any] = [_cuda.Stream(device) for device in devices]
+        self._marked: list[Any] = []
         self._registered: memoryview | None = None
 
     def mark(self) -> None:
-        """Remember how far the training's stream has come."""
-        self._marked = _cuda.Event()
-        self._marked.record(_cuda.current_stream(self._device))
+        """Remember how far the training's stream has come, on each GPU."""
+        self._marked = [_cuda.current_stream(device).record_event() for device in self.devices]
 
     def adopt(self, memory: memoryview) -> None:
         """Register the memory with the driver, unless it is already."""
         if memory is self._registered:
             return
         self.release()
-        status = _cuda.cudart().cudaHostRegister(_address(memory), len(memory), 0)
+        with self._on_gpu():
+            status = _cuda.cudart().cudaHostRegister(_address(memory), len(memory), _ALL_GPUS)
         _check(status, "register")
         # Kept, so that it stays mapped for as long as it is registered.
         self._registered = memory
@@ -72,21 +86,34 @@ class CudaCopier(Copier):
     def release(self) -> None:
         """Take the memory out of the driver's register."""
         if self._registered is not None:
-            _check(_cuda.cudart().cudaHostUnregister(_address(self._registered)), "release")
+            with self._on_gpu():
+                status = _cuda.cudart().cudaHostUnregister(_address(self._registered))
+            _check(status, "release")
             self._registered = None
 
     def copy(self, state: FlatTree, payload: memoryview) -> None:
         """Let the copies follow the marked kernels, and wait for the copies alone."""
-        with _cuda.device(self._device), _cuda.stream(self._stream):
-            self._stream.wait_event(self._marked)
-            state.write(payload)
-            self._stream.synchronize()
+        with self._on_gpu(), contextlib.ExitStack() as current:
+            for stream, marked in zip(self._streams, self._marked, strict=True):
+                stream.wait_event(marked)
+                # Each GPU has a current stream of its own, and a tensor is copied on that of its.
+                current.enter_context(_cuda.stream(stream))
+            try:
+                state.write(payload)
+            finally:
+                # What has been begun still reads the tensors.
+                for stream in self._streams:
+                    stream.synchronize()
+
+    def _on_gpu(self) -> Any:
+        # A new thread's GPU is the first one, where this process may have no business.
+        return _cuda.device(self.devices[0])
 
 
 def copier_for(state: FlatTree) -> Copier:
-    """A copier for this state and those that will be like it."""
-    device = state.cuda_device
-    return Copier() if device is None else CudaCopier(device)
+    """A copier for this state and those on the same devices."""
+    devices = state.cuda_devices
+    return CudaCopier(devices) if devices else Copier()
 
 
 def _address(memory: memoryview) -> int:

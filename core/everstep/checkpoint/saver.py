@@ -47,6 +47,7 @@ from everstep.core import channel
 from everstep.core.errors import EverstepError, PermanentError
 from everstep.core.faultpoint import reached
 from everstep.core.shard import Origin, Region, Shard, aligned, body_bytes
+from everstep.core.stored import is_turn
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +65,35 @@ class Stage(IntEnum):
     COPIED = 1
     HELD = 2
     STABLE = 3
+
+
+class Turns:
+    """Which of an attempt's saves go to storage: all ranks come to the same answer.
+
+    Args:
+        me: Who the rank is, and what the job wants.
+        agreement: With the other ranks.
+    """
+
+    def __init__(self, me: channel.Welcome, agreement: Agreement) -> None:
+        self._me = me
+        self._agreement = agreement
+        self._number = -1
+        self._due_s = time.monotonic() + me.storage_due_s
+
+    def next(self, step: int) -> bool:
+        """Whether the next save, of that step, goes to storage."""
+        self._number += 1
+        if is_turn(step, self._me.storage_every_steps):
+            return True
+        return bool(self._me.storage_every_s) and self._agreement.is_chosen(self._number)
+
+    def choose(self) -> None:
+        """Choose one by time, if it is due; to be called before the save is announced."""
+        every_s = self._me.storage_every_s
+        if self._me.rank == 0 and every_s and time.monotonic() >= self._due_s:
+            self._due_s = time.monotonic() + every_s
+            self._agreement.choose(self._number + 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +124,7 @@ class Saver:
         self._me = me
         self._origin = Origin(me.job, me.layout)
         self._agreement = agreement
+        self._turns = Turns(me, agreement)
         self._region = region
         self._copier: Copier | None = None
         self._overdue_step: int | None = None
@@ -112,8 +143,7 @@ class Saver:
             EverstepError: An earlier step could not be saved.
         """
         self.wait(Stage.COPIED)
-        if self._copier is None:
-            self._copier = copier_for(state)
+        self._copier = self._copier_for(state)
         self._copier.mark()
         with self._news:
             self._next = _Task(step, state, self._copier)
@@ -157,6 +187,14 @@ class Saver:
             logger.exception("%s: saving failed", self._who)
             self._fail(PermanentError(f"{self._who}: saving failed: {error!r}"))
 
+    def _copier_for(self, state: FlatTree) -> Copier:
+        old = self._copier
+        if old is not None and old.devices == state.cuda_devices:
+            return old
+        if old is not None:
+            old.release()
+        return copier_for(state)
+
     def _take(self) -> _Task | None:
         with self._news:
             self._news.wait_for(lambda: self._next is not None or self._closing.is_set())
@@ -182,6 +220,7 @@ class Saver:
         self._commit(task, region, slot)
         self._protect(task.step, slot)
         reached("before_announce")
+        self._turns.choose()
         self._agreement.announce(task.step)
         self._reach(Stage.HELD)
         if self._wait_stable(task.step):
@@ -221,7 +260,7 @@ class Saver:
         overdue = self._overdue_step
         if overdue is not None and self._link.wait_protected(overdue, 0.0) is not None:
             self._overdue_step = None
-        self._link.tell(channel.Saved(step, slot))
+        self._link.tell(channel.Saved(step, slot, self._turns.next(step)))
         # A holder that let one step's time run out does not cost every later step as much.
         patience_s = self._me.backup_timeout_s if self._overdue_step is None else 0.0
         answer = self._link.wait_protected(step, patience_s)

@@ -15,20 +15,24 @@ Without an agent (`names.ENV_CHANNEL_FD` is not set) the same script runs as it 
 from __future__ import annotations
 
 import atexit
+import contextlib
+import importlib
 import logging
 import os
 import socket
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, SupportsFloat
 
 from everstep.checkpoint import agreement, tree
 from everstep.checkpoint.agent_link import AgentLink
 from everstep.checkpoint.checksums import checksum
+from everstep.checkpoint.replaying import replay
 from everstep.checkpoint.saver import Saver, Stage, map_region
 from everstep.core import channel, names
 from everstep.core.errors import EverstepError, PermanentError
+from everstep.core.model import Phase
 from everstep.core.shard import Origin, Region, Shard, aligned
 
 logger = logging.getLogger(__name__)
@@ -61,12 +65,21 @@ class Session(ABC):
     """Restores a rank's state once, and saves it after every step. Not for use by two threads."""
 
     @abstractmethod
-    def restore(self) -> Restored | None:
+    def restore(self, into: Mapping[Any, Any] | None = None) -> Restored | None:
         """The state to start from, or None to start from the beginning.
 
+        Args:
+            into: This rank's state as it would be saved now. Needed only for a checkpoint in
+                storage that was saved in another layout: its tensors are filled in place, DTensors
+                with the parts that belong here, and what comes back holds these same tensors. Such
+                a checkpoint has nothing for what differed from rank to rank in the other layout
+                (unless it is a DTensor): leave it out of `into`.
+
         Raises:
+            TypeError: `into` contains something that cannot be stored.
             PermanentError: The stored state is damaged here and on the machine of its backup, or is
-                another job's or layout's; or the agent is gone.
+                another job's or layout's; or the agent is gone. A checkpoint of another layout
+                cannot be turned into `into`, or there is no `into`: the text names what is missing.
         """
 
     @abstractmethod
@@ -116,8 +129,71 @@ class Session(ABC):
         optimizer.register_step_pre_hook(wait)
 
     @abstractmethod
-    def report(self, step: int) -> None:
-        """Tell the agent that `step` is finished, in a script that does not save every step."""
+    def report(
+        self,
+        step: int,
+        *,
+        loss: SupportsFloat | None = None,
+        grad_norm: SupportsFloat | None = None,
+        mfu: SupportsFloat | None = None,
+    ) -> None:
+        """Tell the agent that `step` is finished, and what is known of it.
+
+        What a rank leaves out is not judged. One rank that knows the loss is enough; a step that is
+        reported by no rank should be saved by one, or its time is unknown.
+
+        Args:
+            step: Number of finished steps.
+            loss: Loss of the step. A tensor on a GPU is waited for: hand over one that is ready.
+            grad_norm: Norm of its gradient before clipping. Leave it out at a step that a loss
+                scaler skips: infinity is no fault there, and is taken for one here.
+            mfu: Speed: MFU, TFLOP/s, tokens a second; only its changes matter. Without it, speed is
+                judged by the time between steps.
+
+        Raises:
+            PermanentError: The agent is gone.
+        """
+
+    def phase(self, name: str) -> contextlib.AbstractContextManager[None]:
+        """Announce what this rank does from now on, which decides how long it may be silent.
+
+        A rank begins in phase `start` and is in phase `step` once it has finished one, which also
+        ends every other phase but `paused`. Used with `with`, the phase before is announced again
+        at the end of the block.
+
+        Args:
+            name: `evaluation` or `checkpoint`: may take as long as they usually do; `start`: will
+                compile again; `paused`: somebody debugs, and nothing is a hang, on any rank;
+                `step`: training goes on.
+
+        Raises:
+            ValueError: There is no phase of that name.
+            PermanentError: The agent is gone.
+        """
+        phases = [phase for phase in Phase if phase is not Phase.ENDED]
+        if name not in phases:
+            raise ValueError(f"phase {name!r} is none of {', '.join(phases)}")
+        before = self._enter(Phase(name))
+
+        @contextlib.contextmanager
+        def until_left() -> Generator[None]:
+            try:
+                yield
+            finally:
+                self._enter(before)
+
+        return until_left()
+
+    @abstractmethod
+    def _enter(self, phase: Phase) -> Phase:
+        """Be in another phase; the one before."""
+
+    def replayed(self, digest: str) -> None:  # noqa: B027 - nothing to do in a session that trains
+        """In a replay (`checkpoint.replay`): all steps were done, and this is the state's digest.
+
+        Args:
+            digest: Of all weights and moments of this rank, to the bit.
+        """
 
     @abstractmethod
     def close(self) -> None:
@@ -149,6 +225,8 @@ def connect(redone_steps: Literal[1, 2] = 1) -> Session:
     # Programs that the script starts would else keep the channel open after the script's end.
     sock.set_inheritable(False)
     try:
+        if replay() is not None:
+            return _ReplaySession(sock)
         return _AttachedSession(sock, Stage.STABLE if redone_steps == 1 else Stage.COPIED)
     except BaseException:
         sock.close()
@@ -158,7 +236,7 @@ def connect(redone_steps: Literal[1, 2] = 1) -> Session:
 class _DetachedSession(Session):
     """No agent: every start is from the beginning, and nothing is kept."""
 
-    def restore(self) -> Restored | None:
+    def restore(self, into: Mapping[Any, Any] | None = None) -> Restored | None:
         return None
 
     def save(self, step: int, state: Mapping[Any, Any], *, blocking: bool = False) -> None:
@@ -167,11 +245,35 @@ class _DetachedSession(Session):
     def wait_before_update(self) -> None:
         pass
 
-    def report(self, step: int) -> None:
+    def report(
+        self,
+        step: int,
+        *,
+        loss: SupportsFloat | None = None,
+        grad_norm: SupportsFloat | None = None,
+        mfu: SupportsFloat | None = None,
+    ) -> None:
         pass
+
+    def _enter(self, phase: Phase) -> Phase:
+        return Phase.STEP
 
     def close(self) -> None:
         pass
+
+
+class _ReplaySession(_DetachedSession):
+    """An agent that hears how a replay ends, and keeps nothing of it."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._link = AgentLink(sock, _ANSWER_PATIENCE_S)
+        self._link.ask(channel.Hello(), channel.Welcome)
+
+    def replayed(self, digest: str) -> None:
+        self._link.tell(channel.Replayed(digest))
+
+    def close(self) -> None:
+        self._link.close()
 
 
 class _AttachedSession(Session):
@@ -179,15 +281,18 @@ class _AttachedSession(Session):
         self._before_update = before_update
         self._waited = False
         self._last_step = -1
+        self._phase = Phase.START
         self._saver: Saver | None = None
         self._link = AgentLink(sock, _ANSWER_PATIENCE_S)
         self._me, _ = self._link.ask(channel.Hello(), channel.Welcome)
         atexit.register(self.close)
 
-    def restore(self) -> Restored | None:
+    def restore(self, into: Mapping[Any, Any] | None = None) -> Restored | None:
         answer, fd = self._link.ask(channel.Restore(), channel.Restored)
         if answer.step is None:
             return None
+        if answer.stored:
+            return self._reshard(answer.step, answer.stored, into)
         region, slot, shard = self._found(answer.step, fd)
         while not region.intact(slot, checksum):
             # Another machine's copy, until there is none left: then the agent refuses.
@@ -210,6 +315,7 @@ class _AttachedSession(Session):
             self._saver = self._new_saver(None)
         self._saver.submit(step, flat)
         self._last_step = step
+        self._phase = self._phase.after_step()
         if blocking:
             self._saver.wait(Stage.STABLE)
         elif not self._waited:
@@ -221,8 +327,22 @@ class _AttachedSession(Session):
         if self._saver is not None:
             self._saver.wait(self._before_update)
 
-    def report(self, step: int) -> None:
-        self._link.tell(channel.Report(step))
+    def report(
+        self,
+        step: int,
+        *,
+        loss: SupportsFloat | None = None,
+        grad_norm: SupportsFloat | None = None,
+        mfu: SupportsFloat | None = None,
+    ) -> None:
+        numbers = [None if n is None else float(n) for n in (loss, grad_norm, mfu)]
+        self._link.tell(channel.Report(step, *numbers))
+        self._phase = self._phase.after_step()
+
+    def _enter(self, phase: Phase) -> Phase:
+        before, self._phase = self._phase, phase
+        self._link.tell(channel.Entered(phase.value))
+        return before
 
     def close(self) -> None:
         atexit.unregister(self.close)
@@ -232,6 +352,19 @@ class _AttachedSession(Session):
             except EverstepError as error:
                 logger.warning("%s: %s", self._who, error)
         self._link.close()
+
+    def _reshard(self, step: int, url: str, into: Mapping[Any, Any] | None) -> Restored:
+        if into is None:
+            raise PermanentError(
+                f"step {step} in {url} was saved in another layout than {self._me.layout!r}: call"
+                " restore(into=STATE), STATE being what this rank would save, to turn it into this"
+                " one"
+            )
+        # Loads what most scripts never need.
+        resharding = importlib.import_module("everstep.checkpoint.resharding")
+        state: dict[Any, Any] = resharding.load(url, into, self._me.rank)
+        self._last_step = step
+        return Restored(step, state)
 
     @property
     def _who(self) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections import OrderedDict, namedtuple
+from collections import Counter, OrderedDict, namedtuple
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -26,6 +26,12 @@ Node = Any
 """A node of the JSON description."""
 
 _SMALL_BYTES = 64 * 1024
+_JSON_INT_BITS = 64
+
+_SUB_BYTE_DTYPES = frozenset(
+    f"torch.{kind}{bits}" for kind in ("int", "uint") for bits in range(1, 8)
+)
+"""torch names them, and copies none of them."""
 
 
 class FlatTree:
@@ -37,7 +43,8 @@ class FlatTree:
     Args:
         state: Nested dicts (keys str or int), lists, tuples and named tuples of tensors on any
             device, DTensors among them, and of int, float, complex, str, bool, bytes and None.
-            A tensor that is in it several times is stored once.
+            A tensor that is in it several times is stored once. Ordered dicts and counters come
+            back as such, other mappings as dicts, and subclasses of the rest as what they extend.
 
     Raises:
         TypeError: Something else is in it; the text names its path.
@@ -45,19 +52,22 @@ class FlatTree:
 
     def __init__(self, state: Mapping[Any, Any]) -> None:
         self._tensors: list[_Placed] = []
-        self._nodes: dict[object, Node] = {}
+        # With the tensor itself: the address of one that is gone may be another's.
+        self._nodes: dict[object, tuple[Node, torch.Tensor]] = {}
         self.payload_bytes = 0
         self.metadata = json.dumps(self._describe(state, "state")).encode()
+        self._nodes.clear()
 
     @property
-    def cuda_device(self) -> torch.device | None:
-        """The GPU on which tensors lie, if any do."""
-        return next((t.tensor.device for t in self._tensors if t.tensor.is_cuda), None)
+    def cuda_devices(self) -> tuple[torch.device, ...]:
+        """The GPUs on which tensors lie, by index."""
+        devices = {placed.tensor.device for placed in self._tensors if placed.tensor.is_cuda}
+        return tuple(sorted(devices, key=lambda device: device.index))
 
     def write(self, payload: memoryview) -> None:
         """Copy all tensors to their places in memory of at least `payload_bytes`.
 
-        Copies from a GPU are only begun, on its current stream.
+        Copies from GPUs are only begun, on their current streams.
         """
         for placed in self._tensors:
             tensor = placed.tensor
@@ -101,7 +111,13 @@ class FlatTree:
         return [self._describe(item, f"{path}[{i}]") for i, item in enumerate(items)]
 
     def _describe_mapping(self, value: Mapping[object, object], path: str) -> Node:
-        node: list[Node] = ["ordered dict" if isinstance(value, OrderedDict) else "dict"]
+        match value:
+            case OrderedDict():
+                node: list[Node] = ["ordered dict"]
+            case Counter():
+                node = ["counter"]
+            case _:
+                node = ["dict"]
         for key, item in value.items():
             if type(key) not in (str, int):
                 raise _unsupported(key, f"{path}: key {key!r}", "keys are str or int")
@@ -112,15 +128,14 @@ class FlatTree:
         if dtensors.is_dtensor(tensor):
             local, description = dtensors.take_apart(tensor)
             return ["dtensor", self._place(local, path), description]
-        plain = type(tensor) in (torch.Tensor, torch.nn.Parameter)
-        if not plain or tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
-            raise _unsupported(tensor, path, "give plain, dense tensors")
+        if (objection := _objection(tensor)) is not None:
+            raise _unsupported(tensor, path, objection)
         # A clone of a view is dense, and so is its place.
         tensor = tensor.detach()
         known = _identity(tensor)
         if known in self._nodes:
-            return self._nodes[known]
-        offset = aligned(self.payload_bytes)
+            return self._nodes[known][0]
+        whole, offset = tensor, aligned(self.payload_bytes)
         self.payload_bytes = offset + tensor.numel() * tensor.element_size()
         dtype = str(tensor.dtype).removeprefix("torch.")
         node = ["tensor", dtype, list(tensor.shape), _dense_strides(tensor), offset]
@@ -128,7 +143,7 @@ class FlatTree:
             tensor = tensor.clone()
         self._tensors.append(_Placed(offset, tensor, _version(tensor), path))
         if tensor.numel() > 0:
-            self._nodes[known] = node
+            self._nodes[known] = node, whole
         return node
 
 
@@ -138,6 +153,24 @@ class _Placed:
     tensor: torch.Tensor
     version: int
     path: str
+
+
+def _objection(tensor: torch.Tensor) -> str | None:
+    """Why the tensor is not just the bytes that it shows, and what to give instead."""
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        return "give the plain tensors that it is made of"
+    # Asked first: one of them raises when it is asked for more.
+    if tensor.is_nested:
+        return "it is nested: give its parts, as unbind() has them"
+    if tensor.layout != torch.strided:
+        return f"it is {tensor.layout}: give to_dense() of it, or its indices and values"
+    if tensor.is_quantized:
+        return "it is quantized: give int_repr() of it, and its scale and zero point"
+    if tensor.is_meta:
+        return "it is on the meta device, without data: give it some first"
+    if str(tensor.dtype) in _SUB_BYTE_DTYPES:
+        return f"it is {tensor.dtype}, which torch cannot copy: give view(torch.uint8) of it"
+    return None
 
 
 def _identity(tensor: torch.Tensor) -> object:
@@ -175,12 +208,22 @@ def rebuild(metadata: bytes, payload: memoryview) -> Any:
         raise PermanentError(f"unreadable state: {error!r}") from error
 
 
+def rebuild_value(node: Node) -> Any:
+    """The plain value that a node describes.
+
+    Raises:
+        PermanentError: It describes none.
+    """
+    return rebuild(json.dumps(node).encode(), memoryview(b""))
+
+
 def _describe_scalar(value: object, path: str) -> Node:
     match value:
         case None | bool() | str():
             return value
         case int():
-            return int(value)
+            # Python limits the digits of decimal numbers.
+            return int(value) if value.bit_length() <= _JSON_INT_BITS else ["int", hex(value)]
         case float():
             return ["float", float(value).hex()]
         case complex():
@@ -188,7 +231,9 @@ def _describe_scalar(value: object, path: str) -> Node:
         case bytes():
             return ["bytes", base64.b64encode(value).decode()]
         case _:
-            raise _unsupported(value, path, "use tensors, numbers, str, bool, bytes or None")
+            advice = "use tensors, numbers, str, bool, bytes or None"
+            instead = "torch.from_numpy() of an array, get_state() of a generator"
+            raise _unsupported(value, path, f"{advice} ({instead})")
 
 
 class _Rebuilder:
@@ -203,6 +248,8 @@ class _Rebuilder:
             return node
         kind, *rest = cast("Sequence[Node]", node)
         match kind:
+            case "int":
+                return int(rest[0], 16)
             case "float":
                 return float.fromhex(rest[0])
             case "complex":
@@ -222,6 +269,8 @@ class _Rebuilder:
                 return {key: self.rebuild(item) for key, item in rest}
             case "ordered dict":
                 return OrderedDict((key, self.rebuild(item)) for key, item in rest)
+            case "counter":
+                return Counter({key: self.rebuild(item) for key, item in rest})
             case "list":
                 return [self.rebuild(item) for item in rest]
             case "tuple":

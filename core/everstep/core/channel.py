@@ -1,17 +1,19 @@
 """What a rank and its agent say to each other over the local channel.
 
 A stream socket pair that the rank inherits (`names.ENV_CHANNEL_FD`). Each message is 4 bytes of
-length and a JSON object. The rank asks, the agent answers; `Report` is not answered, and the
-answer to `Saved` may come any time later, or never. File descriptors of shared memory travel beside
-an answer's first byte.
+length and a JSON object. The rank asks, the agent answers; `Report`, `Entered` and `Replayed` are
+not answered, and the answer to `Saved` may come any time later, or never. File descriptors of
+shared memory travel beside an answer's first byte.
 
     rank                        agent
     Hello                       Welcome
-    Restore                     Restored, with the region's descriptor unless step is None
+    Restore                     Restored, with the region's descriptor unless there is nothing in it
     Damaged                     Restored, once another machine's copy has come
     Reserve                     Reserved, with the region's descriptor
     Saved                       Protected, once the backup holder has it or could not get it
     Report                      -
+    Entered                     -
+    Replayed                    -
     any                         Failed
 """
 
@@ -46,6 +48,9 @@ class Welcome:
         job: Name of the job.
         layout: The job's layout.
         backup_timeout_s: How long a step may wait for its backup.
+        storage_every_steps: Which steps go to storage: those that this divides; 0 for none.
+        storage_every_s: After how much time a step goes to storage; 0 for never.
+        storage_due_s: In how much time the first one does.
     """
 
     machine: str
@@ -54,6 +59,9 @@ class Welcome:
     job: str
     layout: str
     backup_timeout_s: float
+    storage_every_steps: int = 0
+    storage_every_s: float = 0.0
+    storage_due_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +71,15 @@ class Restore:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """The step to start from; None: from the beginning."""
+    """Where to start.
+
+    Attributes:
+        step: The step; None: from the beginning.
+        stored: The checkpoint's folder in storage, if it has to be turned into another layout.
+    """
 
     step: int | None
+    stored: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +105,17 @@ class Reserved:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """The step is committed to that slot."""
+    """The step is committed to that slot.
+
+    Attributes:
+        step: Which one.
+        slot: Where.
+        to_storage: Whether all ranks send this step to storage.
+    """
 
     step: int
     slot: int
+    to_storage: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +135,26 @@ class Protected:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The rank finished this step, without saving it."""
+    """The rank finished this step, and knows these figures of it; NaN is one, None is not known."""
 
     step: int
+    loss: float | None = None
+    grad_norm: float | None = None
+    mfu: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Entered:
+    """The rank is in this phase from now on; a word of `core.model.Phase`."""
+
+    phase: str
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """The rank of a replay did all its steps once, and ended in a state with this digest."""
+
+    digest: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +175,8 @@ Message = (
     | Saved
     | Protected
     | Report
+    | Entered
+    | Replayed
     | Failed
 )
 

@@ -4,7 +4,8 @@ Called by the incident workflow after the ranks have been stopped, when every re
 told how its ranks ended. Ranks die in turn when one of them goes: the peers of a dead rank see
 closed connections and exit, too. So exits are ordered by time, a death by signal leads a death by
 exception, and an exit whose last words blame a connection is taken as a consequence whenever
-another is at hand.
+another is at hand. What ranks said last is read by the classifier (`testimony`): a fault of the
+machine in a rank's own words leads, then a kill for memory.
 """
 
 from __future__ import annotations
@@ -12,7 +13,10 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterable, Sequence
 
+from everstep.core.classify.names import Action
+from everstep.core.classify.rule import Standing
 from everstep.core.model import Alert, Finding, RankExit, Symptom
+from everstep.core.testimony import Testimony, hear
 
 CONNECTION_WORDS = (
     "connection closed by peer",
@@ -23,6 +27,9 @@ CONNECTION_WORDS = (
     "socket closed",
 )
 """What gloo and NCCL print on the ranks that only lost a peer."""
+
+SENT_BY_OTHERS = (signal.SIGKILL, signal.SIGTERM)
+"""Signals that no program raises by a fault of its own or of its machine."""
 
 WORDS_LINES = 10
 WORDS_LINE_CHARS = 200
@@ -81,17 +88,71 @@ def _seen_by_senses(alert: Alert) -> str:
 
 
 def _from_exits(failed: Sequence[RankExit]) -> Finding:
+    said = hear(failed)
+    if said is not None and said.accuses_machine:
+        return _from_words(said, failed)
+    out_of_memory = next((e for e in failed if e.oom_killed), None)
+    if out_of_memory is not None:
+        reason = _how(out_of_memory, failed)
+        where, who = (out_of_memory.machine,), (out_of_memory.rank,)
+        return Finding(
+            Symptom.CPU_OOM,
+            where,
+            who,
+            False,
+            reason,
+            killed=True,
+            first_action=Action.RETRY.value,
+            confidence=0.9,
+        )
     by_signal = [e for e in failed if e.signal is not None]
+    if said is not None and said.standing >= Standing.SIGN and not _overtaken(said, by_signal):
+        return _from_words(said, failed)
     on_their_own = [e for e in failed if not blames_connection(e)]
     first = (by_signal or on_their_own or list(failed))[0]
-    reason = f"rank {first.rank} on {first.machine} {describe_exit(first)}"
-    if len(failed) > 1:
-        others = len(failed) - 1
-        reason += f", before {others} other rank{'s' if others > 1 else ''} ended"
+    reason = _how(first, failed)
     if first.signal is None and not first.step and not blames_connection(first):
         # An error of its own before any step: the code is accused, and no machine for running it.
         return Finding(Symptom.CODE_ERROR, (), (first.rank,), False, reason)
-    return Finding(Symptom.PROCESS_CRASH, (first.machine,), (first.rank,), False, reason)
+    killed = first.signal in SENT_BY_OTHERS
+    return Finding(Symptom.PROCESS_CRASH, (first.machine,), (first.rank,), False, reason, killed)
+
+
+def _from_words(said: Testimony, failed: Sequence[RankExit]) -> Finding:
+    """What a telling line says: who did it, and whether the machine has anything to do with it."""
+    speaker = said.rank_exit
+    reason = f"{_how(speaker, failed)}; {said.quote}"
+    action, confidence = said.reading.action.value, said.reading.confidence
+    accused = said.reading.action is Action.ROLLBACK and not speaker.step
+    symptom = Symptom.CODE_ERROR if accused and speaker.signal is None else said.symptom
+    where = () if accused or said.clears_machine else (speaker.machine,)
+    if symptom is Symptom.CODE_ERROR and where:
+        # An exception without a known text, in the middle of a run, may come from anywhere.
+        symptom = Symptom.PROCESS_CRASH
+    return Finding(
+        symptom,
+        where,
+        (speaker.rank,),
+        said.is_certain,
+        reason,
+        first_action=action,
+        confidence=confidence,
+    )
+
+
+def _overtaken(said: Testimony, by_signal: Sequence[RankExit]) -> bool:
+    """Whether a death by signal leads what was said: it was earlier, or the words are vague."""
+    others = [e for e in by_signal if e.rank != said.rank_exit.rank]
+    earlier = any(e.at_s <= said.rank_exit.at_s for e in others)
+    return bool(others) and (earlier or said.standing < Standing.CAUSE)
+
+
+def _how(first: RankExit, failed: Sequence[RankExit]) -> str:
+    reason = f"rank {first.rank} on {first.machine} {describe_exit(first)}"
+    others = len(failed) - 1
+    if others:
+        reason += f", before {others} other rank{'s' if others > 1 else ''} ended"
+    return reason
 
 
 def blames_connection(rank_exit: RankExit) -> bool:
@@ -102,7 +163,9 @@ def blames_connection(rank_exit: RankExit) -> bool:
 
 def describe_exit(rank_exit: RankExit) -> str:
     """How a rank ended, in words: "was killed by SIGKILL after step 12"."""
-    if rank_exit.signal is not None:
+    if rank_exit.oom_killed:
+        how = "was killed by the kernel for memory"
+    elif rank_exit.signal is not None:
         how = f"was killed by {signal_name(rank_exit.signal)}"
     elif rank_exit.exit_code is not None:
         how = f"ended with exit code {rank_exit.exit_code}"
@@ -139,11 +202,13 @@ def signal_name(number: int) -> str:
 def same_failure(one: Finding, other: Finding) -> bool:
     """Whether a failure after a recovery is the one that was recovered from, come back.
 
-    The same symptom on the same machine, or the same symptom with nobody standing out in either. A
-    different one is an incident of its own, with a ladder of its own.
+    The same symptom on the same machine, on the same rank wherever it runs now, or where nothing
+    certain tells the two apart: which rank ends first in a crash says little. A machine's certain
+    fault, or a rank that somebody killed, is of its own kind each time. A different failure is an
+    incident of its own, with a ladder of its own.
     """
     if one.symptom is not other.symptom:
         return False
-    if not one.machines and not other.machines:
+    if not any(finding.confident or finding.killed for finding in (one, other)):
         return True
-    return bool(set(one.machines) & set(other.machines))
+    return bool({*one.machines} & {*other.machines} or {*one.ranks} & {*other.ranks})

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal, get_args
 
-Point = Literal[
+MemoryPoint = Literal[
     # In the rank.
     "before_invalidate",
     "after_invalidate",
@@ -26,7 +26,17 @@ Point = Literal[
     "after_receive",
     "before_ack",
 ]
-POINTS: tuple[Point, ...] = get_args(Point)
+StoragePoint = Literal[
+    # In the process that saves a machine's part of a step to storage.
+    "storage_before_seen",
+    "storage_before_write",
+    "storage_after_write",
+    "storage_before_metadata",
+    "storage_after_metadata",
+]
+Point = MemoryPoint | StoragePoint
+POINTS: tuple[MemoryPoint, ...] = get_args(MemoryPoint)
+STORAGE_POINTS: tuple[StoragePoint, ...] = get_args(StoragePoint)
 
 hooks: list[Callable[[Point], None]] = []
 

@@ -1,37 +1,35 @@
 """The escalation ladder: from evidence and the rungs already climbed to the next rung.
 
-Called by the incident workflow once a round. It always ends: an eviction names machines that were
-not evicted before, a reattempt happens once an incident, and what is left is a person.
+Called by the incident workflow until training is stable again. It always ends: an eviction names
+machines that this incident has not evicted yet, every other rung is climbed once an incident, and
+what is left is a person. Tests between two attempts (`CHECKS`, `REPLAY`) only name machines; that
+these go is a rung of its own, so that one place holds everything that guards an eviction.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
-from everstep.core.model import Climb, Finding, Rung
+from everstep.core.model import Climb, ClimbOutcome, Finding, Mode, Rung, Symptom
 
 
 @dataclass(frozen=True, slots=True)
-class Brake:
-    """What the ladder may not exceed.
+class Policy:
+    """What may be done without asking; from the job's spec.
 
     Attributes:
         machines: Machines in the job.
         max_evicted_ratio: Largest share of them evicted in the window, 0 to 1.
-        evicted_in_window: Machines evicted in the window so far, this incident's included.
-        restarts_without_progress: Restarts of this incident after which no new step was seen.
-        max_restarts_without_progress: How many of those are allowed.
-        approved: Whether a person has allowed this incident to go past these limits.
+        max_restarts_without_progress: Restarts in a row that may bring no new step.
+        modes: How each rung may be performed; automatic where it is not named.
     """
 
     machines: int
     max_evicted_ratio: float
-    evicted_in_window: int
-    restarts_without_progress: int
     max_restarts_without_progress: int
-    approved: bool = False
+    modes: Mapping[Rung, Mode] = field(default_factory=dict[Rung, Mode])
 
     @property
     def max_evicted(self) -> int:
@@ -40,58 +38,227 @@ class Brake:
 
 
 @dataclass(frozen=True, slots=True)
+class Standing:
+    """How things stand beside the evidence.
+
+    Attributes:
+        evicted_in_window: Machines evicted in the window so far, this incident's included.
+        restarts_without_progress: Restarts of this incident after which no new step was seen.
+        code_proven: Whether the code version that runs has ever made a healthy step.
+        unavailable: Rungs that cannot be climbed at all, each with why.
+        approved: Whether a person has allowed the next rung, past every limit.
+    """
+
+    evicted_in_window: int = 0
+    restarts_without_progress: int = 0
+    code_proven: bool = True
+    unavailable: Mapping[Rung, str] = field(default_factory=dict[Rung, str])
+    approved: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Decision:
-    """The next rung, whom it concerns, and why."""
+    """The next rung, whom it concerns, why, and whether a person has to say yes.
+
+    Attributes:
+        rung: PAGE with mode APPROVE: wait for a person; with AUTOMATIC: a person has said that the
+            job is to be started again all the same.
+        machines: Whom to evict; empty for other rungs.
+        reason: One sentence.
+        mode: AUTOMATIC: perform it. APPROVE: wait for a person's yes or no. OBSERVE: note it as
+            climbed with outcome OBSERVED, and ask again.
+    """
 
     rung: Rung
     machines: tuple[str, ...]
     reason: str
+    mode: Mode = Mode.AUTOMATIC
 
 
-def next_rung(finding: Finding, climbed: Sequence[Climb], brake: Brake) -> Decision:
+def next_rung(
+    finding: Finding, climbed: Sequence[Climb], policy: Policy, standing: Standing
+) -> Decision:
     """Choose the next rung.
 
-    Paper: sections 4.1 and 4.2, Fig. 5, as far as the rungs exist: a high-confidence machine fault
-    is evicted; anything else is tried again once; if it comes back, the machine that it points at
-    goes. Departs from it by the brake: at most a share of the job is evicted in a window, and a
-    restart that brings no progress is not repeated for ever; both wait for a person.
+    Paper: sections 4.1 to 4.3 and Fig. 5. A certain fault of a machine is evicted; an error of user
+    code, or a failure of a version that never made a healthy step, is rolled back; what shows no
+    culprit is checked, tried again, rolled back, and replayed, in this order. When the same symptom
+    comes back after an eviction or a rollback, trying again is left out. Departs from the paper by
+    the brakes (modes, the share of machines evicted in a window, restarts without progress); by
+    trying again first when somebody ended a rank by a signal; and by its last rung before a person:
+    a machine at which every failure of the incident pointed goes, unless a replay ran it through
+    without a failure.
 
     Args:
-        finding: What the evidence says.
-        climbed: Rungs of this incident so far, in order.
-        brake: Limits, and how much of them is used up.
-
-    Returns:
-        The decision. PAGE means: hold, and wait for a person.
+        finding: What the evidence of the newest failure says.
+        climbed: Rungs of this incident so far, in order, those not performed included.
+        policy: What may be done without asking.
+        standing: How things stand.
     """
-    if (
-        not brake.approved
-        and brake.restarts_without_progress >= brake.max_restarts_without_progress
-    ):
-        return Decision(
-            Rung.PAGE,
-            (),
-            f"{brake.restarts_without_progress} restarts brought no new step: {finding.reason}",
-        )
-    gone_already = {machine for climb in climbed for machine in climb.machines}
-    suspects = tuple(m for m in finding.machines if m not in gone_already)
-    tried_again = any(climb.rung is Rung.REATTEMPT for climb in climbed)
-    if suspects and (finding.confident or tried_again):
-        return _evict(suspects, finding, brake)
-    if not tried_again:
-        return Decision(Rung.REATTEMPT, (), f"no machine stands out for certain: {finding.reason}")
-    if brake.approved:
-        return Decision(Rung.REATTEMPT, (), f"approved by a person: {finding.reason}")
-    return Decision(Rung.PAGE, (), f"nothing left to try: {finding.reason}")
+    stuck = standing.restarts_without_progress
+    if stuck >= policy.max_restarts_without_progress and not standing.approved:
+        reason = f"{stuck} restarts brought no new step: {finding.reason}"
+        return Decision(Rung.PAGE, (), reason, Mode.APPROVE)
+    case = _Case(finding, climbed, standing)
+    for rung, rule in _RULES:
+        decision = None if case.closed(rung) else rule(case)
+        if decision is not None:
+            return _braked(decision, policy, standing)
+    if standing.approved:
+        return Decision(Rung.PAGE, (), f"approved by a person: {finding.reason}")
+    return Decision(Rung.PAGE, (), f"nothing left to try: {finding.reason}", Mode.APPROVE)
 
 
-def _evict(suspects: tuple[str, ...], finding: Finding, brake: Brake) -> Decision:
-    total = brake.evicted_in_window + len(suspects)
-    if total > brake.max_evicted and not brake.approved:
-        return Decision(
-            Rung.PAGE,
-            suspects,
-            f"evicting {', '.join(suspects)} would make {total} evictions within the window, "
-            f"and at most {brake.max_evicted} of {brake.machines} machines may go without approval",
+def _braked(decision: Decision, policy: Policy, standing: Standing) -> Decision:
+    mode = policy.modes.get(decision.rung, Mode.AUTOMATIC)
+    if mode is Mode.OBSERVE:
+        return replace(decision, mode=mode)
+    if standing.approved:
+        return decision
+    total = standing.evicted_in_window + len(decision.machines)
+    if decision.machines and total > policy.max_evicted:
+        reason = (
+            f"evicting {', '.join(decision.machines)} would make {total} evictions within the"
+            f" window, and at most {policy.max_evicted} of {policy.machines} machines may go"
+            f" without approval: {decision.reason}"
         )
-    return Decision(Rung.EVICT, suspects, finding.reason)
+        return replace(decision, mode=Mode.APPROVE, reason=reason)
+    return replace(decision, mode=mode)
+
+
+class _Case:
+    """An incident as the rules look at it."""
+
+    def __init__(self, finding: Finding, climbed: Sequence[Climb], standing: Standing) -> None:
+        self.finding = finding
+        self.climbed = climbed
+        self.standing = standing
+
+    def closed(self, rung: Rung) -> bool:
+        """Whether a rung cannot be climbed, or not once more."""
+        if rung in self.standing.unavailable:
+            return True
+        return rung is not Rung.EVICT and any(climb.rung is rung for climb in self.climbed)
+
+    def present(self, machines: Sequence[str]) -> tuple[str, ...]:
+        """Those that no eviction of this incident has named yet, sorted."""
+        gone = {m for climb in self.climbed if climb.rung is Rung.EVICT for m in climb.machines}
+        return tuple(sorted({*machines} - gone))
+
+    @property
+    def restarts(self) -> list[Climb]:
+        """Rungs after which the job was started again."""
+        rungs = (Rung.EVICT, Rung.REATTEMPT, Rung.ROLLBACK)
+        done = ClimbOutcome.DONE
+        return [climb for climb in self.climbed if climb.rung in rungs and climb.outcome is done]
+
+    def outcome(self, rung: Rung) -> ClimbOutcome | None:
+        """What a rung brought, or None if it has not been climbed."""
+        return next((climb.outcome for climb in self.climbed if climb.rung is rung), None)
+
+    @property
+    def code_alone(self) -> bool:
+        """Whether code is to blame, and has not been cleared by failing in an older version too."""
+        rolled_back = self.outcome(Rung.ROLLBACK) is ClimbOutcome.DONE
+        return self.finding.symptom is Symptom.CODE_ERROR and not rolled_back
+
+
+def _evict(machines: tuple[str, ...], reason: str) -> Decision | None:
+    return Decision(Rung.EVICT, machines, reason) if machines else None
+
+
+def _named_by_tests(case: _Case) -> Decision | None:
+    named = [climb for climb in case.climbed if climb.outcome is ClimbOutcome.FOUND]
+    machines = case.present([machine for climb in named for machine in climb.machines])
+    return _evict(machines, named[-1].reason if named else "")
+
+
+def _certain(case: _Case) -> Decision | None:
+    if not case.finding.confident:
+        return None
+    return _evict(case.present(case.finding.machines), case.finding.reason)
+
+
+def _isolated(case: _Case) -> Decision | None:
+    """Whom the analysis of silence or slowness has isolated: a group, likely with innocent ones."""
+    if case.finding.symptom not in (Symptom.JOB_HANG, Symptom.MFU_DECLINE):
+        return None
+    return _evict(case.present(case.finding.machines), case.finding.reason)
+
+
+def _refused_again(case: _Case) -> Decision | None:
+    if case.finding.symptom is not Symptom.CONTAINER_ERROR or not case.restarts:
+        return None
+    return _evict(case.present(case.finding.machines), case.finding.reason)
+
+
+def _code_accused(case: _Case) -> Decision | None:
+    if case.finding.symptom is Symptom.CODE_ERROR:
+        return Decision(Rung.ROLLBACK, (), f"an error of the code: {case.finding.reason}")
+    if not case.standing.code_proven:
+        reason = f"this code version never made a healthy step: {case.finding.reason}"
+        return Decision(Rung.ROLLBACK, (), reason)
+    return None
+
+
+def _killed(case: _Case) -> Decision | None:
+    """Somebody ended a rank: a second's restart tells more than minutes of tests."""
+    if not case.finding.killed or case.restarts:
+        return None
+    return Decision(Rung.REATTEMPT, (), f"ended from outside, by no crash: {case.finding.reason}")
+
+
+def _checks(case: _Case) -> Decision | None:
+    if case.code_alone:
+        return None
+    return Decision(Rung.CHECKS, (), f"no machine stands out for certain: {case.finding.reason}")
+
+
+def _reattempt(case: _Case) -> Decision | None:
+    if any(climb.symptom in (None, case.finding.symptom) for climb in case.restarts):
+        return None
+    checked = {
+        ClimbOutcome.PASSED: "all checks passed, so it may have been transient",
+        ClimbOutcome.COULD_NOT_TELL: "the checks could not clear all machines; one more try",
+    }.get(case.outcome(Rung.CHECKS) or ClimbOutcome.DONE, "no machine stands out for certain")
+    return Decision(Rung.REATTEMPT, (), f"{checked}: {case.finding.reason}")
+
+
+def _rollback(case: _Case) -> Decision | None:
+    last = case.restarts[-1].rung if case.restarts else None
+    tried = {
+        Rung.EVICT: "the failure came back after an eviction",
+        Rung.REATTEMPT: "the failure came back after a reattempt",
+    }.get(last or Rung.PAGE, "nothing else is left to try first")
+    return Decision(Rung.ROLLBACK, (), f"{tried}: {case.finding.reason}")
+
+
+def _replay(case: _Case) -> Decision | None:
+    if case.code_alone:
+        return None
+    return Decision(Rung.REPLAY, (), f"the failure came back each time: {case.finding.reason}")
+
+
+def _stood_out(case: _Case) -> Decision | None:
+    """The machine at which every failure pointed, where no replay says otherwise."""
+    if not case.restarts or case.outcome(Rung.REPLAY) is ClimbOutcome.PASSED:
+        return None
+    each_time = [climb.suspects for climb in case.restarts]
+    machines = [m for m in case.finding.machines if all(m in suspects for suspects in each_time)]
+    return _evict(case.present(machines), f"it stood out each time: {case.finding.reason}")
+
+
+_RULES: tuple[tuple[Rung, Callable[[_Case], Decision | None]], ...] = (
+    (Rung.EVICT, _named_by_tests),
+    (Rung.EVICT, _certain),
+    (Rung.EVICT, _isolated),
+    (Rung.EVICT, _refused_again),
+    (Rung.ROLLBACK, _code_accused),
+    (Rung.REATTEMPT, _killed),
+    (Rung.CHECKS, _checks),
+    (Rung.REATTEMPT, _reattempt),
+    (Rung.ROLLBACK, _rollback),
+    (Rung.REPLAY, _replay),
+    (Rung.EVICT, _stood_out),
+)
+"""The ladder, from its first rung to its last; the first rule that applies decides."""

@@ -35,7 +35,8 @@ class Symptom(StrEnum):
     NAN_VALUE = "nan_value"
     CODE_DATA_ADJUSTMENT = "code_data_adjustment"
     CODE_ERROR = "code_error"
-    # Not rows of Table 1: what is seen before anybody knows which row it is.
+    # Not rows of Table 1: what is seen before anybody knows which row it is, or before it is one.
+    LOSS_SPIKE = "loss_spike"
     PROCESS_CRASH = "process_crash"
     AGENT_LOST = "agent_lost"
 
@@ -52,8 +53,48 @@ class Rung(StrEnum):
     """One step of the escalation ladder."""
 
     EVICT = "evict"
+    CHECKS = "checks"
     REATTEMPT = "reattempt"
+    ROLLBACK = "rollback"
+    REPLAY = "replay"
     PAGE = "page"
+
+
+class Mode(StrEnum):
+    """How a rung may be performed: by itself, after a person's word, or not at all.
+
+    An observed rung is noted with what it would have done, and the ladder goes on to the next.
+    """
+
+    OBSERVE = "observe"
+    APPROVE = "approve"
+    AUTOMATIC = "automatic"
+
+
+class ClimbOutcome(StrEnum):
+    """What a rung brought, as far as it can be said before the restart that follows it."""
+
+    DONE = "done"
+    """Performed; whether it helped is told by what happens after the restart."""
+    FOUND = "found"
+    """Tests named machines."""
+    PASSED = "passed"
+    """Every test passed on every machine, or the failure did not show again."""
+    COULD_NOT_TELL = "could_not_tell"
+    """Tests named nobody, and not all of them could be told."""
+    OBSERVED = "observed"
+    """Not performed: the rung's mode is observe."""
+    DENIED = "denied"
+    """Not performed: a person said no."""
+
+
+class Check(StrEnum):
+    """One stop-time check: what a machine does to itself, or with others, while nothing trains."""
+
+    GPU = "gpu"
+    MACHINE = "machine"
+    LINKS = "links"
+    BITWISE = "bitwise"
 
 
 class Outcome(StrEnum):
@@ -71,6 +112,22 @@ class Observer(StrEnum):
     ANALYZER = "analyzer"
     CONTROLLER = "controller"
     PERSON = "person"
+
+
+class Phase(StrEnum):
+    """What a rank is doing, by its own word; decides how long it may be silent."""
+
+    START = "start"
+    STEP = "step"
+    EVALUATION = "evaluation"
+    CHECKPOINT = "checkpoint"
+    PAUSED = "paused"
+    # Never a rank's own word: its process is gone, and nothing more will come.
+    ENDED = "ended"
+
+    def after_step(self) -> Phase:
+        """The phase once a step has been finished in this one; a debugger stays one."""
+        return self if self in (Phase.PAUSED, Phase.ENDED) else Phase.STEP
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +164,8 @@ class RankExit:
         at_s: When the agent saw the end.
         step: Last step that the rank reported, or None when it reported none.
         last_lines: The last lines of its log, oldest first.
+        oom_killed: Whether the kernel killed it because its cgroup or the machine ran out of
+            memory; False also when nobody could tell.
     """
 
     rank: int
@@ -117,6 +176,7 @@ class RankExit:
     at_s: float
     step: int | None
     last_lines: tuple[str, ...] = ()
+    oom_killed: bool = False
 
     @property
     def succeeded(self) -> bool:
@@ -137,7 +197,8 @@ class Alert:
         machine: Where it was seen, or None.
         rank: The rank that it concerns, or None.
         rank_exit: How that rank ended, if it did.
-        subject: The part of the machine that its senses found faulty, `GPU 0000:1a:00`; else empty.
+        subject: What the senses found faulty: a part of the machine, `GPU 0000:1a:00`, or of the
+            job, `loss`; else empty.
         confident: Whether the machine's senses are certain, and it is bad enough to leave it.
     """
 
@@ -156,7 +217,7 @@ class Alert:
     def key(self) -> str:
         """Two alerts with one key are evidence of the same thing from the same place.
 
-        A machine's senses raise one alert a fault, so that each of theirs stands for itself.
+        Senses raise one alert a fault of a part, so that each of those stands for itself.
         """
         key = f"{self.symptom}/{self.attempt}/{self.machine}/{self.rank}"
         return f"{key}/{self.subject}/{self.at_s}" if self.subject else key
@@ -212,6 +273,64 @@ class Pull:
 
 
 @dataclass(frozen=True, slots=True)
+class StoredCheckpoint:
+    """A complete checkpoint in the storage tier.
+
+    Attributes:
+        name: Its folder's name.
+        step: Step after which it was taken.
+        attempt: Attempt in which it was taken.
+        run: The run that it was taken in, as folders name it.
+        saved_at_s: When it was complete, by the clock of the machine that finished it.
+        layout: Sizes and order of the parallelism that it was taken in.
+        size_bytes: What it takes in storage, apart from its description.
+    """
+
+    name: str
+    step: int
+    attempt: int
+    run: str
+    saved_at_s: float
+    layout: str
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class StorageReport:
+    """What the storage tier shows to one machine.
+
+    Attributes:
+        machine: Who looked.
+        checkpoints: Complete checkpoints of the job, in no order.
+        unusable: Names of folders that are no complete checkpoint, each with the reason.
+        reason: Why nothing could be seen, or empty.
+    """
+
+    machine: str
+    checkpoints: tuple[StoredCheckpoint, ...]
+    unusable: tuple[tuple[str, str], ...] = ()
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredShare:
+    """One machine's part in restoring from storage.
+
+    Attributes:
+        checkpoint: Name of the checkpoint's folder.
+        ranks: Ranks whose state is to be put into this machine's memory. None when the job's layout
+            is not the checkpoint's: then the share is only checked, and ranks read what they need.
+        share: Index of the machine's share of that check.
+        shares: Number of shares.
+    """
+
+    checkpoint: str
+    ranks: tuple[int, ...]
+    share: int
+    shares: int
+
+
+@dataclass(frozen=True, slots=True)
 class RestoreOrder:
     """Make this machine's memory ready to restart from `step`.
 
@@ -219,20 +338,76 @@ class RestoreOrder:
         attempt: The attempt that will start from it.
         step: The step that all ranks agreed on.
         pulls: Shards that this machine must hold at `step` and does not.
+        stored: What it is to take from storage, or None.
     """
 
     attempt: int
     step: int
     pulls: tuple[Pull, ...]
+    stored: StoredShare | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class RestoreReport:
-    """Which pulls arrived whole, and which did not, with the reason."""
+    """Which ranks' shards arrived whole, and which did not, with the reason."""
 
     machine: str
     pulled: tuple[int, ...]
     failed: tuple[tuple[int, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckOrder:
+    """Check a machine on which no ranks run.
+
+    Attributes:
+        attempt: The attempt that was stopped.
+        check: What to check.
+        deadline_s: How long the check may take, > 0; whatever runs then is killed.
+        peers: For `links` only: the machines that meet, this one among them, in an order that all
+            of them are given. The first one hosts the store in which they meet.
+        number: Tells apart checks of one attempt that are alike; 0, 1, ...
+        model: For `bitwise` only: the kind of the job's model, `dense` or `moe`.
+        device: `cpu` or `cuda`; empty: the GPUs if torch finds any, else the CPU.
+    """
+
+    attempt: int
+    check: Check
+    deadline_s: float
+    peers: tuple[MachineInfo, ...] = ()
+    number: int = 0
+    model: str = "dense"
+    device: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """What a check found on one machine.
+
+    Attributes:
+        machine: Who was checked.
+        check: What was checked.
+        verdict: What it says. For `links`, faulty means that this group of machines failed, not
+            that this machine did; for `bitwise`, healthy means no more than that there is a digest.
+        detail: One sentence with what decided.
+        digest: For `bitwise`: SHA-256 over outputs and gradients of all ranks of the machine;
+            empty when there is none.
+        peers: For `links`: the machines that could not be reached or sent wrong content, sorted.
+        took_s: How long it took.
+        device: What was checked, `cpu` or `cuda`; empty when nothing was.
+        figures: What was measured, by name with unit, the worst of the machine's ranks; to be held
+            against the other machines' (`core.checks.slower_than_peers`).
+    """
+
+    machine: str
+    check: Check
+    verdict: Verdict
+    detail: str
+    digest: str = ""
+    peers: tuple[str, ...] = ()
+    took_s: float = 0.0
+    device: str = ""
+    figures: tuple[tuple[str, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,6 +441,9 @@ class StartOrder:
         restore_step: Step to restore; copies of later steps are discarded. FROM_THE_BEGINNING
             means that ranks get no state and the script starts as it would by itself.
         code_directory: Where the code version lies on the machine.
+        run: Identifier of the job's run; names what is saved to storage.
+        stored: Name of the checkpoint in storage that ranks read `restore_step` from, as it was
+            saved in another layout; empty when they find it in memory.
     """
 
     attempt: int
@@ -278,6 +456,8 @@ class StartOrder:
     master_port: int
     restore_step: int
     code_directory: str
+    run: str = ""
+    stored: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,16 +491,57 @@ class RanksStarted:
 
 @dataclass(frozen=True, slots=True)
 class RankProgress:
-    """The newest step that a rank finished, or restored, seen by its agent."""
+    """What a rank said of itself, seen by its agent.
+
+    Attributes:
+        machine: Where it runs.
+        attempt: The attempt that it belongs to.
+        rank: Global rank.
+        step: The newest step that it finished, or restored.
+        at_s: When it said so.
+        phase: What it is doing now.
+        loss: Loss of that step, may be NaN; None when it was not told.
+        grad_norm: Norm of that step's gradient, likewise.
+        mfu: Speed, in any unit that rises with it; None when it was not told.
+        from_log: Whether it was read from the rank's log, where one rank may speak for all.
+    """
 
     machine: str
     attempt: int
     rank: int
     step: int
     at_s: float
+    phase: Phase = Phase.STEP
+    loss: float | None = None
+    grad_norm: float | None = None
+    mfu: float | None = None
+    from_log: bool = False
 
 
-MachineEvent = MachineInfo | RankExit | RanksFinished | RanksStarted | RankProgress
+@dataclass(frozen=True, slots=True)
+class CopyDamaged:
+    """A rank found its shard damaged when it was about to restore it.
+
+    Attributes:
+        machine: Whose memory held the shard; it is forgotten there.
+        attempt: The attempt that restores.
+        rank: Whose shard it was.
+        step: Its step.
+        detail: One sentence: what was damaged, and which copy took its place or why none did.
+        at_s: When.
+    """
+
+    machine: str
+    attempt: int
+    rank: int
+    step: int
+    detail: str
+    at_s: float
+
+
+MachineEvent = (
+    MachineInfo | RankExit | RanksFinished | RanksStarted | RankProgress | CopyDamaged | Alert
+)
 """What an agent tells the outside, in the order in which it saw it."""
 
 
@@ -347,11 +568,13 @@ class Assignment:
         attempt: Number of the attempt.
         slots: Machines by slot; slot i runs ranks i * gpus_per_machine onwards.
         code_version: Identifier of the code that runs.
+        code_directory: Where it lies on every machine; empty: where the job began with it.
     """
 
     attempt: int
     slots: tuple[MachineInfo, ...]
     code_version: str
+    code_directory: str = ""
 
     def machine_names(self) -> list[str]:
         """The assigned machines' names, by slot."""
@@ -368,6 +591,10 @@ class Finding:
         ranks: Ranks that the evidence points at, sorted.
         confident: Whether it is a high-confidence, machine-specific fault.
         reason: One sentence with the evidence that decided.
+        killed: Whether a signal that others send (SIGKILL, SIGTERM) ended the first rank.
+        first_action: What to do first, as what the ranks said last is read: a value of
+            `classify.names.Action`; empty when nothing telling was said.
+        confidence: Of that reading, 0 to 1.
     """
 
     symptom: Symptom
@@ -375,17 +602,34 @@ class Finding:
     ranks: tuple[int, ...]
     confident: bool
     reason: str
+    killed: bool = False
+    first_action: str = ""
+    confidence: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Climb:
-    """A rung that was performed, with what led to it and what it cost."""
+    """A rung that was climbed, with what led to it and what it brought.
+
+    Attributes:
+        rung: Which one.
+        reason: One sentence.
+        machines: Machines that it evicted, or that its tests named.
+        attempt: The attempt that had failed.
+        at_s: When.
+        outcome: What it brought.
+        symptom: The failure that it answered; None in records of older versions.
+        suspects: Machines at which the evidence pointed when it was chosen.
+    """
 
     rung: Rung
     reason: str
     machines: tuple[str, ...]
     attempt: int
     at_s: float
+    outcome: ClimbOutcome = ClimbOutcome.DONE
+    symptom: Symptom | None = None
+    suspects: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

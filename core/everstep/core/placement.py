@@ -2,7 +2,7 @@
 
 Over-eviction takes the machines of a whole parallel group at once, so a copy is of use only on a
 machine that none of the rank's groups occupies. Called when a spec is planned, and by the job to
-tell agents what to hold and where to pull from.
+tell agents what to hold and where to pull from. `exposed_groups` says what placement cannot help.
 
 Paper: ByteRobust 2025, section 6.3 and Fig. 9. The paper gives the example and the principle; the
 general rule, the fallbacks and the repair of layouts that straddle machines are ours.
@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from everstep.core.groups import Layout
+from everstep.core.groups import Group, Layout
 
 _MOVES = ("dp", "pp", "cp", "ep", "tp")
 """Dimensions by how gladly a copy moves along them: the paper's two first, tp last."""
@@ -60,6 +60,47 @@ class BackupPlan:
         for rank, by in self.holder.items():
             kept_for.setdefault(by, []).append(rank)
         return kept_for
+
+
+@dataclass(frozen=True, slots=True)
+class ExposedGroup:
+    """A parallel group that cannot be evicted whole without losing all copies of some state.
+
+    Attributes:
+        group: The group.
+        lost: The ranks whose state would be gone, ascending; not all need be members.
+        reason: Why no copy of them lies elsewhere.
+    """
+
+    group: Group
+    lost: tuple[int, ...]
+    reason: str
+
+
+def exposed_groups(layout: Layout, plan: BackupPlan) -> tuple[ExposedGroup, ...]:
+    """The groups of every dimension of more than one coordinate whose eviction loses state.
+
+    With every other group the plan holds what it is for: whichever is evicted, each shard has a
+    copy left.
+    """
+    exposed: list[ExposedGroup] = []
+    for kind in layout.wide_kinds:
+        lost_with: dict[tuple[int, ...], tuple[int, ...]] = {}
+        for ranks in layout.groups(kind):
+            group = Group(kind, ranks, layout.machines_of(ranks))
+            if group.machines not in lost_with:
+                lost_with[group.machines] = plan.lost_with(layout, group.machines)
+            if lost := lost_with[group.machines]:
+                exposed.append(ExposedGroup(group, lost, _why_exposed(layout, plan, group, lost)))
+    return tuple(exposed)
+
+
+def _why_exposed(layout: Layout, plan: BackupPlan, group: Group, lost: Collection[int]) -> str:
+    if any(rank in plan.unprotected for rank in lost):
+        return "there is no backup"
+    if len(group.machines) == layout.num_machines:
+        return "it occupies all machines of the job"
+    return "no machine lies outside all groups that meet on the machines of these ranks"
 
 
 def no_backup(layout: Layout, reason: str) -> BackupPlan:
@@ -159,23 +200,45 @@ class _Neighbourhood:
         self._layout = layout
         self._slots = frozenset(range(layout.num_machines))
         self._occupied: dict[tuple[str, int], frozenset[int]] = {}
+        # Equal sets as one, so that comparing them costs nothing with thousands of machines.
+        self._sets: dict[frozenset[int], frozenset[int]] = {}
+        self._beside: dict[int, Mapping[str, frozenset[frozenset[int]]]] = {}
         self._respected = list(_subsets_to_respect(layout.wide_kinds))
 
     def safest(self, rank: int) -> frozenset[int]:
-        """Machines other than the rank's own that as few of its groups as possible occupy."""
+        """Machines other than the rank's own that as few of its groups as possible occupy.
+
+        Of those, the ones that no group of another rank on its machine occupies, if there are any:
+        such a group takes the rank's own copy with it too.
+        """
+        slot = self._layout.machine_of(rank)
         occupied = {kind: self._machines(kind, rank) for kind in self._layout.wide_kinds}
-        own = {self._layout.machine_of(rank)}
         for kinds in self._respected:
-            outside = self._slots.difference(own, *(occupied[kind] for kind in kinds))
+            own = {occupied[kind] for kind in kinds}
+            outside = self._slots.difference({slot}, *own)
             if outside:
-                return outside
+                beside = self._machines_beside(slot)
+                others = set[frozenset[int]]().union(*(beside[kind] for kind in kinds)) - own
+                # An aligned layout has none, and may have ten thousand ranks.
+                return (outside.difference(*others) or outside) if others else outside
         raise AssertionError("with two machines there is another one")
+
+    def _machines_beside(self, slot: int) -> Mapping[str, frozenset[frozenset[int]]]:
+        """By kind, what the groups of a machine's ranks occupy."""
+        if slot not in self._beside:
+            ranks = self._layout.ranks_of(slot)
+            self._beside[slot] = {
+                kind: frozenset(self._machines(kind, rank) for rank in ranks)
+                for kind in self._layout.wide_kinds
+            }
+        return self._beside[slot]
 
     def _machines(self, kind: str, rank: int) -> frozenset[int]:
         key = (kind, rank)
         if key not in self._occupied:
             group = self._layout.group(kind, rank)
             machines = frozenset(self._layout.machines_of(group))
+            machines = self._sets.setdefault(machines, machines)
             self._occupied.update(dict.fromkeys(((kind, member) for member in group), machines))
         return self._occupied[key]
 

@@ -2,6 +2,7 @@
 
 A script that does not use the checkpoint library reports no steps. Its ranks then count as running
 once they have lived for a while, so that recovery of such a job can be told from a failed one.
+Where steps are read from logs, those ranks that print them speak for all.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ class StepBoard:
         self._started_at_s: dict[int, float] = {}
         self._attempt = 0
         self._steps: dict[int, int] = {}
+        self._all_from_logs = True
         self._done = -1
         self._newest: StepSeen | None = None
         self._ever_reported = False
@@ -46,8 +48,10 @@ class StepBoard:
         """Newest step by rank, in the newest attempt."""
         return dict(self._steps)
 
-    def note(self, attempt: int, rank: int, step: int, at_s: float) -> StepSeen | None:
-        """Take in one report.
+    def note(
+        self, attempt: int, rank: int, step: int, at_s: float, from_log: bool = False
+    ) -> StepSeen | None:
+        """Take in one report, maybe one that was read from a log.
 
         Returns:
             The step that all ranks have now finished, when this report made it so; else None.
@@ -57,7 +61,8 @@ class StepBoard:
         if not self._turn_to(attempt):
             return None
         self._steps[rank] = max(step, self._steps.get(rank, -1))
-        if len(self._steps) < self._world_size:
+        self._all_from_logs &= from_log
+        if len(self._steps) < self._world_size and not self._all_from_logs:
             return None
         slowest = min(self._steps.values())
         if slowest <= self._done:
@@ -95,5 +100,6 @@ class StepBoard:
         """Begin afresh at a newer attempt; false for an older one."""
         if attempt > self._attempt:
             self._attempt, self._steps, self._done = attempt, {}, -1
+            self._all_from_logs = True
             self._started_at_s = {}
         return attempt == self._attempt

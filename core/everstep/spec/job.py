@@ -9,7 +9,10 @@ from typing import Annotated, Self
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from everstep.core.groups import Layout
+from everstep.core.ladder import Policy
+from everstep.core.model import Rung
 from everstep.core.placement import BackupPlan, backup_placement, no_backup
+from everstep.core.replay import scheme_for
 from everstep.core.standby import standby_count
 from everstep.spec.policies import (
     PAPER_FAILURE_RATE_PER_DAY,
@@ -19,6 +22,7 @@ from everstep.spec.policies import (
     Detection,
     Ladder,
     Parallelism,
+    Replay,
     Safety,
     SpecPart,
     Standby,
@@ -69,12 +73,17 @@ class JobSpec(SpecPart):
         default=Checkpoint(), description="State that ranks save in memory."
     )
     detection: Detection = Field(
-        default=Detection(), description="How soon silence counts as a loss."
+        default=Detection(), description="How soon silence or a figure counts as a fault."
     )
     ladder: Ladder = Field(
         default=Ladder(), description="How an incident climbs, and when it is over."
     )
-    safety: Safety = Field(default=Safety(), description="How much may be evicted without asking.")
+    replay: Replay = Field(
+        default=Replay(), description="The job made small, to find a faulty machine."
+    )
+    safety: Safety = Field(
+        default=Safety(), description="How much may be done without asking, and who is called."
+    )
 
     @field_validator("name")
     @classmethod
@@ -166,3 +175,20 @@ class JobSpec(SpecPart):
         if not self.checkpoint.backup:
             return no_backup(self.layout(), "the spec says checkpoint.backup: false")
         return backup_placement(self.layout())
+
+    def ladder_policy(self) -> Policy:
+        """What the ladder may do without asking."""
+        return Policy(
+            machines=self.machines,
+            max_evicted_ratio=self.safety.max_evicted_ratio,
+            max_restarts_without_progress=self.ladder.max_restarts_without_progress,
+            modes=self.safety.modes.by_rung(),
+        )
+
+    def unavailable_rungs(self) -> dict[Rung, str]:
+        """Rungs that the job can never climb, each with why."""
+        if self.replay.steps == 0:
+            return {Rung.REPLAY: "replay.steps is 0"}
+        if not scheme_for(self.layout()).divisible:
+            return {Rung.REPLAY: "one copy of the model fills all machines"}
+        return {}

@@ -24,7 +24,7 @@ def load_spec(path: str | Path) -> JobSpec:
     """Reads a spec file.
 
     Returns:
-        The spec, with `code.directory` made absolute.
+        The spec, with `code.directory` and a folder `checkpoint.storage.path` made absolute.
 
     Raises:
         InputError: The file cannot be read, is not YAML, is not a valid spec, or names a code
@@ -32,14 +32,19 @@ def load_spec(path: str | Path) -> JobSpec:
             five problems, a line each.
     """
     path = Path(path)
-    spec = read_spec(path)
+    spec = _with_absolute_storage(read_spec(path), path)
     directory = _code_directory(spec, path)
     problems = [*_directory_problems(directory), *_command_problems(spec, directory)]
+    if directory is not None and spec.code.previous is not None:
+        previous = (path.parent / spec.code.previous).absolute()
+        problems += _directory_problems(previous, "code.previous")
     if problems:
         raise input_error(path, problems)
     if directory is None:
         return spec
     code = spec.code.model_copy(update={"directory": str(directory)})
+    if code.previous is not None:
+        code = code.model_copy(update={"previous": str((path.parent / code.previous).absolute())})
     return spec.model_copy(update={"code": code})
 
 
@@ -88,6 +93,17 @@ def _parse(path: Path, text: str) -> object:
     return content  # pyright: ignore[reportUnknownVariableType] - JobSpec looks inside
 
 
+def _with_absolute_storage(spec: JobSpec, path: Path) -> JobSpec:
+    storage = spec.checkpoint.storage
+    # A URL, also such as `simplecache::s3://...`, says by itself where it is.
+    if storage is None or "://" in storage.path:
+        return spec
+    folder = str((path.parent / storage.path).absolute())
+    storage = storage.model_copy(update={"path": folder})
+    checkpoint = spec.checkpoint.model_copy(update={"storage": storage})
+    return spec.model_copy(update={"checkpoint": checkpoint})
+
+
 def _code_directory(spec: JobSpec, path: Path) -> Path | None:
     """The code folder, or None when the code comes from git."""
     if spec.code.directory is None:
@@ -95,10 +111,9 @@ def _code_directory(spec: JobSpec, path: Path) -> Path | None:
     return (path.parent / spec.code.directory).absolute()
 
 
-def _directory_problems(directory: Path | None) -> list[Problem]:
+def _directory_problems(directory: Path | None, field: str = "code.directory") -> list[Problem]:
     if directory is None:
         return []
-    field = "code.directory"
     fix = "Give a folder that exists, relative to the spec file's folder"
     try:
         next(directory.iterdir(), None)

@@ -5,6 +5,7 @@ Each field carries its line of documentation as its description.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self, cast
 
@@ -13,6 +14,7 @@ from pydantic import (
     ConfigDict,
     Field,
     NonNegativeFloat,
+    NonNegativeInt,
     PositiveFloat,
     PositiveInt,
     field_validator,
@@ -20,6 +22,10 @@ from pydantic import (
 )
 
 from everstep.core.groups import KINDS
+from everstep.core.model import Mode, Rung
+from everstep.core.replay import FOUND_RATIO, SHOWS_RATIO
+from everstep.core.senses.step_lines import GROUPS
+from everstep.core.stored import StoragePolicy
 from everstep.spec.problems import did_you_mean, relation_error, shown
 
 PAPER_FAILURE_RATE_PER_DAY = 0.0012
@@ -45,6 +51,11 @@ class CodeSource(SpecPart):
     git: str | None = Field(default=None, min_length=1, description="Address of a git repository.")
     ref: str | None = Field(
         default=None, min_length=1, description="Branch, tag or commit of `git`."
+    )
+    previous: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Folder, or ref of `git`, of the version before: what a rollback goes to.",
     )
 
     @model_validator(mode="after")
@@ -163,6 +174,71 @@ class Standby(SpecPart):
         return self
 
 
+class Storage(SpecPart):
+    """Checkpoints that outlive all machines, in torch.distributed.checkpoint's format."""
+
+    path: str = Field(
+        min_length=1,
+        examples=["s3://bucket/checkpoints"],
+        description=(
+            "Folder, relative to the spec file's, or URL that fsspec knows; every machine must"
+            " reach it."
+        ),
+    )
+    every_steps: PositiveInt | None = Field(
+        default=None, examples=[500], description="Save the steps that this divides."
+    )
+    every_s: PositiveFloat | None = Field(
+        default=None,
+        examples=[1800],
+        description="Save a step when this many seconds have passed since the last save.",
+    )
+    keep: PositiveInt = Field(
+        default=3, description="Complete checkpoints to keep; older ones are deleted."
+    )
+    slow_after_s: PositiveFloat = Field(
+        default=300.0, description="Seconds after which a save that is not done raises an alert."
+    )
+    give_up_after_s: PositiveFloat = Field(
+        default=3600.0, description="Seconds after which a save that is not done is ended."
+    )
+
+    @field_validator("path")
+    @classmethod
+    def _a_folder(cls, path: str) -> str:
+        if "\0" in path or not path.strip():
+            raise relation_error("", f"{shown(path)} is no folder", "Give a folder or a URL")
+        return path
+
+    @model_validator(mode="after")
+    def _sometimes(self) -> Self:
+        if self.every_steps is None and self.every_s is None:
+            raise relation_error(
+                "",
+                "nothing says when to save",
+                "Give every_steps: N, every_s: SECONDS, or both",
+            )
+        if not self.slow_after_s < self.give_up_after_s:
+            raise relation_error(
+                "slow_after_s",
+                f"{self.slow_after_s} is not below give_up_after_s {self.give_up_after_s}, so"
+                " nobody would be told before a save is ended",
+                "Lower slow_after_s or raise give_up_after_s",
+            )
+        return self
+
+    def policy(self) -> StoragePolicy:
+        """What agents are told."""
+        return StoragePolicy(
+            url=self.path,
+            every_steps=self.every_steps,
+            every_s=self.every_s,
+            keep=self.keep,
+            slow_after_s=self.slow_after_s,
+            give_up_after_s=self.give_up_after_s,
+        )
+
+
 class Checkpoint(SpecPart):
     """What happens with the state that ranks save in memory."""
 
@@ -174,12 +250,20 @@ class Checkpoint(SpecPart):
     )
     when_all_copies_lost: Literal["restart", "hold"] = Field(
         default="restart",
-        description="Start from the beginning, or hold for a person, when a shard is lost.",
+        description=(
+            "Start from the beginning, or hold for a person, when a shard is lost and storage has"
+            " no checkpoint either."
+        ),
+    )
+    storage: Storage | None = Field(
+        default=None,
+        examples=["{path: s3://bucket/checkpoints, every_s: 1800}"],
+        description="Where steps are kept beside memory, and when; nowhere when it is left out.",
     )
 
 
 class Detection(SpecPart):
-    """How soon silence counts as a loss."""
+    """How soon silence counts as a loss, and what in the ranks' reports counts as a fault."""
 
     heartbeat_interval_s: PositiveFloat = Field(
         default=0.5, description="Seconds between two heartbeats of an agent."
@@ -195,6 +279,51 @@ class Detection(SpecPart):
         default=30.0,
         description="Seconds after which the ranks of a script that reports no steps run.",
     )
+    hang_after_step_times: Annotated[float, Field(gt=1)] = Field(
+        default=3.0,
+        description="Silence that is a hang, in times of the p99 of the last 256 step times.",
+    )
+    hang_after_at_least_s: PositiveFloat = Field(
+        default=10.0,
+        description="Seconds of silence that are no hang yet, whatever steps take.",
+    )
+    phase_timeout_s: PositiveFloat = Field(
+        default=1800.0,
+        description="Seconds that an evaluation or a checkpoint may take until three are known.",
+    )
+    jump_ratio: Annotated[float, Field(gt=1)] = Field(
+        default=5.0, description="Times the usual loss or gradient norm that are noted as a jump."
+    )
+    slowdown_ratio: PositiveFloat = Field(
+        default=0.1, description="Share by which steps must be slower to be noted as a decline."
+    )
+    step_pattern: str | None = Field(
+        default=None,
+        description=(
+            "Regular expression for lines of ranks that do not use the library, with the group"
+            " `step` and maybe `loss`, `grad_norm`, `evaluation`, `checkpoint`."
+        ),
+    )
+
+    @field_validator("step_pattern")
+    @classmethod
+    def _finds_steps(cls, pattern: str | None) -> str | None:
+        if pattern is None:
+            return None
+        try:
+            groups = re.compile(pattern).groupindex
+        except re.error as error:
+            fix = "Write it in the syntax of Python's re"
+            raise relation_error("", f"{shown(pattern)}: {error}", fix) from error
+        strange = next((name for name in groups if name not in GROUPS), None)
+        if strange is not None:
+            raise relation_error(
+                "", f"{shown(strange)} is no group of a step", did_you_mean(strange, GROUPS)
+            )
+        if "step" not in groups:
+            fix = r"Name the step's number, such as step +(?P<step>\d+)"
+            raise relation_error("", f"{shown(pattern)} has no group step", fix)
+        return pattern
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
@@ -218,6 +347,9 @@ class Detection(SpecPart):
 class Ladder(SpecPart):
     """How an incident climbs, and when it is over."""
 
+    check_timeout_s: PositiveFloat = Field(
+        default=300.0, description="Seconds that each test between two attempts may take."
+    )
     evidence_window_s: NonNegativeFloat = Field(
         default=0.2, description="Seconds of collecting evidence before a rung is chosen."
     )
@@ -237,8 +369,57 @@ class Ladder(SpecPart):
     )
 
 
+class Replay(SpecPart):
+    """How the job is run, made small, on groups of machines, to find the faulty one."""
+
+    steps: NonNegativeInt = Field(
+        default=0,
+        description="Steps of one run; 0: the script cannot be replayed: no such rung.",
+    )
+    layers: NonNegativeInt = Field(
+        default=0, description="Layers that a run builds; 0: as many as the script by itself."
+    )
+    shows_ratio: Annotated[float, Field(gt=0, le=1)] = Field(
+        default=SHOWS_RATIO,
+        description="Share of runs in which a fault shows at least, on the machine that has it.",
+    )
+    found_ratio: Annotated[float, Field(gt=0, lt=1)] = Field(
+        default=FOUND_RATIO,
+        description="Probability with which such a fault must be found; runs are repeated for it.",
+    )
+    timeout_s: PositiveFloat = Field(
+        default=1800.0, description="Seconds that all runs of one group may take together."
+    )
+
+
+_Mode = Literal["observe", "approve", "automatic"]
+_HOW = "automatic; approve: a person is asked; observe: it is noted, and the next rung is climbed."
+
+
+class Modes(SpecPart):
+    """How each rung of the ladder is performed."""
+
+    evict: _Mode = Field(default="automatic", description=f"Taking machines out: {_HOW}")
+    checks: _Mode = Field(default="automatic", description="Testing stopped machines: likewise.")
+    reattempt: _Mode = Field(default="automatic", description="Trying again: likewise.")
+    rollback: _Mode = Field(default="automatic", description="Going back to older code: likewise.")
+    replay: _Mode = Field(default="automatic", description="Running small groups: likewise.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_for_all(cls, given: Any) -> Any:
+        if isinstance(given, str):
+            return dict.fromkeys(cls.model_fields, given)
+        return given
+
+    def by_rung(self) -> dict[Rung, Mode]:
+        """The mode of each rung that has one."""
+        chosen: dict[str, str] = self.model_dump()
+        return {Rung(name): Mode(mode) for name, mode in chosen.items()}
+
+
 class Safety(SpecPart):
-    """How much Everstep may evict without asking."""
+    """How much Everstep may do without asking, and whom it calls."""
 
     max_evicted_ratio: Annotated[float, Field(gt=0, le=1)] = Field(
         default=0.5,
@@ -246,4 +427,15 @@ class Safety(SpecPart):
     )
     window_s: PositiveFloat = Field(
         default=86_400.0, description="Length in seconds of the sliding window of evictions."
+    )
+    modes: Modes = Field(
+        default=Modes(), description="How rungs are performed; one word stands for all of them."
+    )
+    webhook: str = Field(
+        default="",
+        pattern=r"^([A-Za-z_][A-Za-z0-9_]*)?$",
+        description=(
+            "Environment variable of the controller that holds the address to which pages are"
+            " posted; empty: pages are only shown."
+        ),
     )

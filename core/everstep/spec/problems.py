@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
@@ -38,6 +38,7 @@ _PHRASES = {
     "greater_than_equal": ("must be at least {ge}", "Give a larger number"),
     "less_than": ("must be below {lt}", "Give a smaller number"),
     "less_than_equal": ("must be at most {le}", "Give a smaller number"),
+    "string_pattern_mismatch": ("is not the name of a variable", "Name an environment variable"),
     "literal_error": ("is none of {expected}", "Write one of them"),
 }
 
@@ -124,6 +125,15 @@ def _how_to_add(name: str, field: FieldInfo) -> str:
     return f"Add it{example} ({(field.description or name).rstrip('.')})"
 
 
+def part_of(field: FieldInfo) -> type[BaseModel] | None:
+    """The model that a field holds, be it optional; None for a plain value."""
+    annotation: Any = field.annotation
+    for kind in (annotation, *get_args(annotation)):
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            return kind
+    return None
+
+
 def _dotted(location: tuple[int | str, ...]) -> str:
     parts = [f"[{part}]" if isinstance(part, int) else f".{part}" for part in location]
     return "".join(parts).removeprefix(".")
@@ -133,8 +143,8 @@ def _model_at(model: type[BaseModel], location: tuple[int | str, ...]) -> type[B
     """The innermost model on the way to `location`."""
     for part in location:
         field = model.model_fields.get(str(part))
-        inner = field.annotation if field else None
-        if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
+        inner = part_of(field) if field else None
+        if inner is None:
             break
         model = inner
     return model

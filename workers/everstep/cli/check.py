@@ -1,4 +1,4 @@
-"""`everstep check`: how this machine is, by its own senses."""
+"""`everstep check`: how this machine is, by its own senses and, if it is free, by its own tests."""
 
 from __future__ import annotations
 
@@ -14,21 +14,28 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from everstep.agent.checks.alone import check_alone
 from everstep.agent.probes.host import own_cgroup
 from everstep.agent.probes.links import Relevance
 from everstep.agent.probes.monitor import MonitorConfig
 from everstep.agent.probes.once import inspect
-from everstep.cli.console import out
-from everstep.core.model import Verdict
+from everstep.cli.console import err, out
+from everstep.core.model import Check, CheckResult, Verdict
 from everstep.core.senses.inspection import Inspection, exit_code
 
-SOMEWHERE_ELSE = "192.0.2.1"
-"""An address that stands for any other machine (RFC 5737): reached by the default route."""
+SOMEWHERE_ELSE = ("192.0.2.1", "2001:db8::1")
+"""Addresses that stand for any other machine (RFC 5737, 3849): reached by the default routes."""
 
 WORDS = {
     Verdict.HEALTHY: "[green]healthy[/]",
     Verdict.FAULTY: "[bold red]faulty[/]",
     Verdict.UNOBSERVABLE: "[yellow]could not tell[/]",
+}
+
+TESTS = {
+    Check.GPU: "products, memory, bandwidth",
+    Check.MACHINE: "all-to-all between its ranks",
+    Check.BITWISE: "one step of a reference model, twice",
 }
 
 WORST_FIRST = (Verdict.FAULTY, Verdict.UNOBSERVABLE, Verdict.HEALTHY)
@@ -52,6 +59,18 @@ def check_command(
             " given again. Else NCCL_SOCKET_IFNAME, NCCL_IB_HCA, or the default route decide.",
         ),
     ] = None,
+    deep: Annotated[
+        bool,
+        typer.Option(
+            "--deep",
+            help="Also do what a job does to a suspect machine while training is stopped: products,"
+            " memory and bandwidth, exchange between its ranks, bits of a reference model. Needs"
+            " torch and takes a minute or two; nothing else should run meanwhile.",
+        ),
+    ] = False,
+    deadline_s: Annotated[
+        float, typer.Option(help="How long each deep check may take.", min=1.0)
+    ] = 120.0,
 ) -> None:
     """Inspect this machine once: host, network, GPUs.
 
@@ -67,18 +86,43 @@ def check_command(
                     given=tuple(interfaces or ()),
                     nccl_socket_ifname=os.environ.get("NCCL_SOCKET_IFNAME", ""),
                     nccl_ib_hca=os.environ.get("NCCL_IB_HCA", ""),
-                    addresses=(SOMEWHERE_ELSE,),
+                    addresses=SOMEWHERE_ELSE,
                 ),
                 gpus=gpus,
                 own_cgroup=own_cgroup(),
             )
         )
     )
+    if deep:
+        found += inspected(asyncio.run(check_alone(gpus, deadline_s, announce)))
     if as_json:
         out.print_json(json.dumps(describe(found)))
     else:
         show(found)
     raise typer.Exit(exit_code(found))
+
+
+def announce(check: Check) -> None:
+    """Say what is going on while a person waits."""
+    err.print(f"[dim]checking: {TESTS[check]} ...[/]")
+
+
+def inspected(results: Sequence[CheckResult]) -> list[Inspection]:
+    """Results of deep checks, in the form of all others."""
+    return [
+        Inspection(
+            f"deep.{result.check}",
+            result.device or "-",
+            result.verdict,
+            "; ".join(
+                [
+                    f"{result.detail} ({result.took_s:.1f} s)",
+                    *(f"{name} {value:.3g}" for name, value in result.figures),
+                ]
+            ),
+        )
+        for result in results
+    ]
 
 
 def describe(found: Sequence[Inspection]) -> dict[str, Any]:

@@ -10,9 +10,12 @@ from temporalio.service import RPCError
 from everstep.cli import (
     analyze_stacks,
     check,
+    ckpt,
     classify,
     incidents,
+    logs,
     machine,
+    page,
     plan,
     run,
     spec,
@@ -40,7 +43,12 @@ app.command("incidents")(incidents.list_command)
 app.command("classify")(classify.classify_command)
 app.command("stacks")(stacks.stacks_command)
 app.command("analyze-stacks")(analyze_stacks.analyze_command)
+app.command("approve")(incidents.approve_command)
+app.command("deny")(incidents.deny_command)
+app.command("page")(page.page_command)
+app.command("logs")(logs.logs_command)
 app.add_typer(incidents.app, name="incident", help="Look at one incident, or let it go on.")
+app.add_typer(ckpt.app, name="ckpt", help="What is held of a run's state.")
 app.add_typer(machine.app, name="machine", help="Machines of a local run.")
 
 

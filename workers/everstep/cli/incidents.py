@@ -22,7 +22,7 @@ from everstep.cli.console import out
 from everstep.cli.find import RunArgument, find_run, use_server_of
 from everstep.core import names
 from everstep.core.errors import InputError, TransientError
-from everstep.core.model import IncidentRecord, Observer, TimelineEntry
+from everstep.core.model import IncidentRecord, Observer, Outcome, TimelineEntry
 from everstep.workers import runtime
 from everstep.workers.local.folder import RunFolder
 from everstep.workflows import story
@@ -39,6 +39,9 @@ MAX_ALERTS_IN_A_ROW = 5
 RunOption = Annotated[
     Path | None, typer.Option("--run", help="The run's folder; the newest one when left out.")
 ]
+
+NumberArgument = Annotated[int, typer.Argument(help="Number of the incident, from 1.")]
+NoteOption = Annotated[str, typer.Option(help="Why, for the record.")]
 
 
 def list_command(
@@ -73,26 +76,46 @@ def show_command(
 
 
 @app.command("approve")
-def approve_command(
-    incident: Annotated[int, typer.Argument(help="Number of the incident, from 1.")],
-    run: RunOption = None,
-    note: Annotated[str, typer.Option(help="Why, for the record.")] = "",
-) -> None:
+def approve_command(incident: NumberArgument, run: RunOption = None, note: NoteOption = "") -> None:
     """Let a held incident go on past what holds it."""
+    job = _answer(incident, run, note, yes=True)
+    out.print(f"Approved: incident {incident} of {job} goes on.")
+
+
+@app.command("deny")
+def deny_command(incident: NumberArgument, run: RunOption = None, note: NoteOption = "") -> None:
+    """Say no to the rung that a held incident asks for: the next one is tried."""
+    job = _answer(incident, run, note, yes=False)
+    out.print(f"Denied: incident {incident} of {job} leaves that rung out.")
+
+
+def _answer(incident: int, run: Path | None, note: str, yes: bool) -> str:
+    """Send a person's word to an incident that waits for one; the name of its job.
+
+    Raises:
+        InputError: There is no such incident, or it waits for nothing.
+    """
     folder = find_run(run)
-    _one(folder, incident)
+    record = _one(folder, incident)
+    if record.outcome is not Outcome.HELD:
+        raise InputError(
+            f"incident {incident}",
+            f"it is {record.outcome} and waits for nobody's word",
+            f"See: everstep incident show {incident}.",
+        )
     use_server_of(folder)
     job = folder.job()
 
-    async def approve() -> None:
+    async def send() -> None:
         client = await runtime.connect(5.0)
         handle = client.get_workflow_handle_for(
             ResolveIncident.run, names.incident_workflow_id(job, incident)
         )
-        await handle.signal(ResolveIncident.approve, Approval(getpass.getuser(), note))
+        word = Approval(getpass.getuser(), note)
+        await handle.signal(ResolveIncident.approve if yes else ResolveIncident.deny, word)
 
-    asyncio.run(approve())
-    out.print(f"Approved: incident {incident} of {job} goes on.")
+    asyncio.run(send())
+    return job
 
 
 def current_records(folder: RunFolder) -> list[IncidentRecord]:

@@ -1,15 +1,20 @@
-"""`everstep machine ...`: give a local run another machine."""
+"""`everstep machine ...`: give a local run another machine, or one back."""
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
+from typing import Annotated
 
 import typer
 
 from everstep.cli.console import out
-from everstep.cli.find import RunArgument, find_run, require_running
-from everstep.core.errors import TransientError
+from everstep.cli.find import RunArgument, find_run, require_running, use_server_of
+from everstep.core import names
+from everstep.core.errors import InputError, TransientError
+from everstep.workers import runtime
+from everstep.workflows.job import RunJob
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 
@@ -35,3 +40,27 @@ def add_command(run: RunArgument = None) -> None:
             raise TransientError(f"the run in {folder.path} does not take requests; try again")
         time.sleep(0.05)
     out.print(f"A machine was added to {folder.path}; it is ready within seconds.")
+
+
+@app.command("admit")
+def admit_command(
+    name: Annotated[str, typer.Argument(help="Name of the machine.")], run: RunArgument = None
+) -> None:
+    """Let a machine join again that was evicted too often for its own word to count."""
+    folder = find_run(run)
+    require_running(folder)
+    use_server_of(folder)
+    job = folder.job()
+
+    async def admit() -> None:
+        client = await runtime.connect(PATIENCE_S)
+        handle = client.get_workflow_handle_for(RunJob.run, names.job_workflow_id(job))
+        status = await handle.query(RunJob.status)
+        known = [history.machine for history in status.machines]
+        if name not in known:
+            evicted = ", ".join(known) or "none"
+            raise InputError(f"machine {name}", "was not evicted", f"Evicted so far: {evicted}.")
+        await handle.signal(RunJob.admit, name)
+
+    asyncio.run(admit())
+    out.print(f"{name} may join {job} again.")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,31 +14,59 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from everstep.cli.plan_ladder import plan_ladder, show_ladder
+from everstep.cli.plan_replay import parse_faulty, plan_replay, show_replay
 from everstep.core.errors import InputError
 from everstep.core.groups import KINDS, Layout
-from everstep.core.placement import BackupPlan
+from everstep.core.placement import BackupPlan, ExposedGroup, exposed_groups
 from everstep.spec.job import JobSpec
 from everstep.spec.load import load_spec
 
 _ALWAYS_SHOWN = frozenset({"tp", "pp", "dp"})
 _MACHINE_ROWS = 16
 _RUNS_SHOWN = 4
+_CHOICE = "Give --ladder alone, or --replay, which --faulty belongs to."
+
+
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """One thing that there is to show, for programs and for people."""
+
+    as_values: Callable[[], dict[str, Any]]
+    as_text: Callable[[], None]
 
 
 def plan_command(
     spec: Annotated[Path, typer.Argument(help="The job's YAML file.")],
     as_json: Annotated[bool, typer.Option("--json", help="Everything, for programs.")] = False,
+    ladder: Annotated[
+        bool, typer.Option("--ladder", help="Show what is done about which evidence instead.")
+    ] = False,
+    replay: Annotated[
+        bool, typer.Option("--replay", help="Show the groups of a dual-phase replay instead.")
+    ] = False,
+    faulty: Annotated[
+        str, typer.Option(help="With --replay: machines that make their groups fail: 13,17.")
+    ] = "",
 ) -> None:
     """Show machines, ranks, parallel groups, backups and standbys of a job; run nothing."""
     try:
         job = load_spec(spec)
+        bad = parse_faulty(faulty, job.machines)
+        if (ladder and replay) or (faulty and not replay):
+            raise InputError("options", "--ladder, --replay and --faulty do not fit", _CHOICE)
     except InputError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(2) from None
+    shown = _Shown(lambda: plan(job), lambda: _show(job))
+    if replay:
+        shown = _Shown(lambda: plan_replay(job, bad), lambda: show_replay(job, bad))
+    elif ladder:
+        shown = _Shown(lambda: plan_ladder(job), lambda: show_ladder(job))
     if as_json:
-        typer.echo(json.dumps(plan(job), indent=2))
+        typer.echo(json.dumps(shown.as_values(), indent=2))
     else:
-        _show(job)
+        shown.as_text()
 
 
 def plan(spec: JobSpec) -> dict[str, Any]:
@@ -46,8 +75,10 @@ def plan(spec: JobSpec) -> dict[str, Any]:
     Returns:
         `machines` (slot and ranks of each), `ranks` (machine and coordinates of each), `groups`
         (lists of ranks by kind: tp, pp, dp, and others of a size above 1), `backup` (rank to the
-        rank whose machine holds its copy), `unprotected` (rank to the reason), and `standby`
-        (count and the rule that it follows from). Ranks that are keys are texts, as in JSON.
+        rank whose machine holds its copy), `unprotected` (rank to the reason), `exposed` (the
+        groups that cannot be evicted whole without losing all copies of some ranks' state),
+        `standby` (count and the rule that it follows from), and `storage` (the spec's fields, or
+        None). Ranks that are keys are texts, as in JSON.
     """
     layout, backup = spec.layout(), spec.backup_plan()
     kinds = _shown_kinds(layout)
@@ -67,12 +98,25 @@ def plan(spec: JobSpec) -> dict[str, Any]:
         "groups": {kind: [list(group) for group in layout.groups(kind)] for kind in kinds},
         "backup": {str(rank): holder for rank, holder in backup.holder.items()},
         "unprotected": {str(rank): reason for rank, reason in backup.unprotected.items()},
+        "exposed": [
+            {
+                "kind": exposed.group.kind,
+                "ranks": list(exposed.group.ranks),
+                "machines": list(exposed.group.machines),
+                "lost": list(exposed.lost),
+                "reason": exposed.reason,
+            }
+            for exposed in exposed_groups(layout, backup)
+        ],
         "standby": {
             "count": spec.standby_count(),
             "rule": _standby_rule(spec),
             "failure_rate_per_day": spec.standby.failure_rate_per_day,
             "quantile": spec.standby.quantile,
         },
+        "storage": None
+        if spec.checkpoint.storage is None
+        else spec.checkpoint.storage.model_dump(),
     }
 
 
@@ -97,6 +141,17 @@ def _standby_rule(spec: JobSpec) -> str:
     )
 
 
+def _storage_text(spec: JobSpec) -> str:
+    storage = spec.checkpoint.storage
+    if storage is None:
+        return "Storage: none; steps are in the machines' memory alone (checkpoint.storage)"
+    when = [
+        *([f"every {storage.every_steps} steps"] if storage.every_steps else []),
+        *([f"every {storage.every_s:g} s"] if storage.every_s else []),
+    ]
+    return f"Storage: {' and '.join(when)} to {storage.path}, the newest {storage.keep} are kept"
+
+
 def _show(spec: JobSpec) -> None:
     layout, backup = spec.layout(), spec.backup_plan()
     console = Console(highlight=False)
@@ -105,9 +160,14 @@ def _show(spec: JobSpec) -> None:
         f" of {layout.gpus_per_machine}, order {spec.parallelism.order} (first varies fastest)"
     )
     console.print(_machine_table(layout, backup))
-    console.print(_group_table(layout, backup))
+    exposed = exposed_groups(layout, backup)
+    console.print(_group_table(layout, exposed))
+    for kind in layout.wide_kinds:
+        if of_kind := [one for one in exposed if one.group.kind == kind]:
+            console.print(_warning(layout, of_kind))
     for reason, ranks in _by_reason(backup).items():
         console.print(f"Without a backup: {_ranges('rank', ranks)}: {escape(reason)}")
+    console.print(escape(_storage_text(spec)))
     console.print(f"Standby machines: {spec.standby_count()}. {_standby_rule(spec)}")
 
 
@@ -137,7 +197,7 @@ def _machine_row(
     yield _ranges("machine", holders) if holders else "nobody"
 
 
-def _group_table(layout: Layout, backup: BackupPlan) -> Table:
+def _group_table(layout: Layout, exposed: Sequence[ExposedGroup]) -> Table:
     table = Table(box=box.SIMPLE_HEAD)
     for header in ("groups", "size", "number", "machines each", "the first"):
         table.add_column(header, no_wrap=True)
@@ -151,20 +211,32 @@ def _group_table(layout: Layout, backup: BackupPlan) -> Table:
             str(len(groups)),
             _folded({len(machines) for machines in occupied}),
             _ranges("rank", groups[0]),
-            _worst_eviction(layout, backup, occupied),
+            _worst_eviction(layout, [one for one in exposed if one.group.kind == kind]),
         )
     return table
 
 
-def _worst_eviction(layout: Layout, backup: BackupPlan, occupied: Iterable[tuple[int, ...]]) -> str:
+def _worst_eviction(layout: Layout, exposed: Sequence[ExposedGroup]) -> str:
     """What the eviction that costs most would cost."""
-    losses = [(backup.lost_with(layout, machines), machines) for machines in sorted({*occupied})]
-    lost, machines = max(losses, key=lambda loss: len(loss[0]))
-    if not lost:
+    if not exposed:
         return "nothing"
-    if len(lost) == layout.world_size:
+    worst = max(exposed, key=lambda one: len(one.lost))
+    if len(worst.lost) == layout.world_size:
         return "the state of every rank"
-    return f"the state of {_ranges('rank', lost)} (with {_ranges('machine', machines)})"
+    machines = _ranges("machine", worst.group.machines)
+    return f"the state of {_ranges('rank', worst.lost)} (with {machines})"
+
+
+def _warning(layout: Layout, exposed: Sequence[ExposedGroup]) -> str:
+    """What to know beforehand about groups of one kind."""
+    kind, first = exposed[0].group.kind, exposed[0]
+    number = len(layout.groups(kind))
+    which = f"{len(exposed)} of {number} {kind} groups" if number > 1 else f"the {kind} group"
+    return (
+        f"Unprotected: {which}. Evicting {_ranges('rank', first.group.ranks)} whole"
+        f" ({_ranges('machine', first.group.machines)}) leaves no copy of the state of"
+        f" {_ranges('rank', first.lost)}: {first.reason}."
+    )
 
 
 def _by_reason(backup: BackupPlan) -> dict[str, list[int]]:

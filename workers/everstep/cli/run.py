@@ -41,10 +41,17 @@ def run_command(
     ] = None,
     fault: Annotated[
         list[str] | None,
-        typer.Option(help="Inject a fault: KIND@STEP[+SECONDS]:TARGET. May be repeated."),
+        typer.Option(
+            help="Inject a fault: KIND@STEP[+SECONDS][:TARGET][,OPTION]. May be repeated."
+            f" {faults.told()}"
+        ),
     ] = None,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Replace a finished run in the same folder.")
+    ] = False,
+    from_scratch: Annotated[
+        bool,
+        typer.Option("--from-scratch", help="Ignore checkpoints of earlier runs in storage."),
     ] = False,
     temporal_port: Annotated[
         int | None, typer.Option(help="Port of the Temporal server.", min=1, max=65535)
@@ -52,6 +59,9 @@ def run_command(
     ui_port: Annotated[
         int | None, typer.Option(help="Port of Temporal's web UI.", min=1, max=65535)
     ] = None,
+    metrics: Annotated[
+        bool, typer.Option("--metrics", help="Serve Prometheus metrics; see metrics/ of the run.")
+    ] = False,
 ) -> None:
     """Run a job on this machine, each machine of it a process, and recover it from faults."""
     spec = load_spec(spec_file)
@@ -68,7 +78,7 @@ def run_command(
     preflight.check_host(world_size, len(names), path)
     if server.named_by_environment() is None:
         server.find_binary()
-    asyncio.run(_carry(spec, path, fresh, planned, (temporal_port, ui_port)))
+    asyncio.run(_carry(spec, path, fresh, planned, (temporal_port, ui_port), metrics, from_scratch))
 
 
 async def _carry(
@@ -77,6 +87,8 @@ async def _carry(
     fresh: bool,
     planned: tuple[faults.Fault, ...],
     wanted_ports: tuple[int | None, int | None],
+    metrics: bool,
+    from_scratch: bool,
 ) -> NoReturn:
     """Claim the folder, run to the end or until a person's signal, and end the process.
 
@@ -89,7 +101,8 @@ async def _carry(
     voice.say(
         f"run of {spec.name}: {spec.layout().world_size} ranks on {spec.machines} machines; {path}"
     )
-    local = LocalRun(spec, RunOptions(folder, planned, *wanted_ports), voice)
+    options = RunOptions(folder, planned, *wanted_ports, metrics, from_scratch)
+    local = LocalRun(spec, options, voice)
     code = await _until_done(local, folder, interrupted)
     sys.stdout.flush()
     sys.stderr.flush()

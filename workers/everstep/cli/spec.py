@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pydantic import BaseModel
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from everstep.cli.console import out
 from everstep.spec.job import JobSpec
+from everstep.spec.problems import part_of
 
 
 def spec_command() -> None:
     """List every field of a spec with its default and what it is for."""
-    table = Table("field", "default", "what it is for")
+    table = Table(Column("field", no_wrap=True), "default", "what it is for")
     for name, default, description in fields(JobSpec):
         table.add_row(name, Text(default), Text(description))
     out.print(table)
@@ -26,8 +27,8 @@ def fields(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, str,
     The default is "required" where there is none, and empty where it follows from something else.
     """
     for name, field in model.model_fields.items():
-        part = field.annotation
-        if isinstance(part, type) and issubclass(part, BaseModel):
+        part = part_of(field)
+        if part is not None:
             yield f"{prefix}{name}", "", field.description or ""
             yield from fields(part, f"{prefix}{name}.")
             continue

@@ -20,10 +20,13 @@ from everstep.core.errors import TransientError
 from everstep.core.model import Outcome
 from everstep.workers import runtime
 from everstep.workers.local.folder import RunFolder
+from everstep.workflows import story
 from everstep.workflows.incident import ResolveIncident
 from everstep.workflows.job import RunJob
 
 ANSWER_PATIENCE_S = 5.0
+
+NOTES_SHOWN = 5
 
 _BEFORE_TRAINING = ("starting", "gathering machines")
 
@@ -53,6 +56,15 @@ def print_status(folder: RunFolder, found: dict[str, Any]) -> None:
     out.print(f"step finished by all ranks: {step}; attempt {found['attempt']}")
     if found["ui"]:
         out.print(f"Temporal's web UI: {found['ui']}")
+    _print_machines(found)
+    out.print(f"incidents: {found['incidents']} (everstep incidents {where})")
+    for alert in found["noted"]:
+        out.print(f"noted at {story.clock(alert['at_s'])}: {escape(alert['detail'])}")
+    for at_s, text in found["notes"][-NOTES_SHOWN:]:
+        out.print(f"{story.clock(at_s)} {escape(text)}")
+
+
+def _print_machines(found: dict[str, Any]) -> None:
     if found["slots"]:
         table = Table("slot", "machine")
         for slot, machine in enumerate(found["slots"]):
@@ -63,7 +75,8 @@ def print_status(folder: RunFolder, found: dict[str, Any]) -> None:
     elif found["slots"]:
         out.print(f"standbys: {', '.join(found['standbys']) or 'none'}")
         out.print(f"evicted: {', '.join(found['evicted']) or 'none'}")
-    out.print(f"incidents: {found['incidents']} (everstep incidents {where})")
+    for machine in found["barred"]:
+        out.print(f"{machine} was evicted too often to join by itself: everstep machine admit")
 
 
 async def describe(folder: RunFolder) -> dict[str, Any]:
@@ -82,8 +95,11 @@ async def describe(folder: RunFolder) -> dict[str, Any]:
         "slots": state.get("slots", []),
         "standbys": state.get("standbys", []),
         "evicted": state.get("evicted", []),
+        "barred": [],
         "incidents": len(list(folder.incidents.glob("*.json"))),
         "active_incident": None,
+        "noted": state.get("noted", []),
+        "notes": state.get("notes", []),
     }
     if running and "temporal" in state:
         try:
@@ -116,8 +132,19 @@ async def _ask(folder: RunFolder) -> dict[str, Any]:
         "slots": slots,
         "standbys": [info.machine for info in status.pool],
         "evicted": list(status.evicted),
+        "barred": list(status.barred),
         "incidents": status.incidents,
         "active_incident": status.active_incident,
+        "noted": [
+            {
+                "symptom": alert.symptom,
+                "at_s": alert.at_s,
+                "machine": alert.machine,
+                "detail": alert.detail,
+            }
+            for alert in status.noted
+        ],
+        "notes": [[note.at_s, note.text] for note in status.notes],
     }
     if status.assignment is not None:
         found["attempt"] = status.assignment.attempt

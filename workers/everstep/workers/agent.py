@@ -15,7 +15,7 @@ from collections.abc import Mapping
 
 from everstep.activities.evidence import EvidenceStore
 from everstep.activities.trace import TraceActivities
-from everstep.agent import link
+from everstep.agent import link, process
 from everstep.agent.config import MachineConfig
 from everstep.agent.machine import Machine
 from everstep.agent.probes.host import own_cgroup
@@ -32,9 +32,11 @@ from everstep.core.model import (
     RanksStarted,
     Symptom,
 )
+from everstep.core.senses.inspection import Inspection
 from everstep.spec.job import JobSpec
 from everstep.spec.load import load_spec
-from everstep.workers import registry, runtime, settings, stopping
+from everstep.workers import metrics, registry, runtime, settings, stopping
+from everstep.workers.local.faults import faults_directory
 from everstep.workers.local.folder import RunFolder
 from everstep.workers.reports import Reporter
 
@@ -74,6 +76,10 @@ def machine_config(name: str, given: settings.WorkerSettings, spec: JobSpec) -> 
         gpus_per_machine=spec.gpus_per_machine,
         secret=given.secret(),
         backup_timeout_s=spec.checkpoint.backup_timeout_s,
+        cgroup=own_cgroup(),
+        faults_directory=faults_directory(folder.machines / name) if given.inject_faults else None,
+        step_pattern=spec.detection.step_pattern,
+        storage=None if spec.checkpoint.storage is None else spec.checkpoint.storage.policy(),
     )
 
 
@@ -92,6 +98,7 @@ def monitor_config(
             addresses=(given.host,),
         ),
         own_cgroup=own_cgroup(),
+        own_pids=lambda: process.strays(str((folder.machines / name).resolve()), None),
         accept_programs=given.kernel_log_of_programs,
     )
 
@@ -128,11 +135,15 @@ async def main(name: str) -> int:
     reporter_task = asyncio.create_task(reporter.run())
     senses_task: asyncio.Task[None] | None = None
     traces = TraceActivities(name, machine, EvidenceStore(given.evidence_url()))
+    monitor: Monitor | None = None
     try:
         await machine.open()
         if given.watches_machine():
             monitor = Monitor(monitor_config(name, given, spec, os.environ), reporter.put)
             senses_task = asyncio.create_task(monitor.run())
+        inspect = list[Inspection] if monitor is None else monitor.inspections
+        told = metrics.AgentMetrics(machine, telemetry, reporter.alerts, inspect)
+        metrics.serve(told, given, spec.name, f"agent-{name}")
         async with registry.agent(client, spec.name, name, machine, traces):
             await stop.wait()
             await telemetry.farewell()

@@ -1,7 +1,8 @@
 """The analyzer: one per job, soft state only. Run as `python -m everstep.workers.analyzer`.
 
-Sees the telemetry of all ranks, raises an alert when an agent is lost, and answers how far the job
-is. Killed and started again it asks the job whom to expect, and the agents tell it the rest.
+Sees the telemetry of all ranks, raises an alert when an agent is lost and when what ranks say, or
+their silence, means a fault, and answers how far the job is. Killed and started again it asks the
+job whom to expect, and the agents tell it the rest.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import logging
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from temporalio.client import Client
@@ -20,8 +22,11 @@ from everstep.core import names
 from everstep.core.liveness import AgentWatch
 from everstep.core.model import Alert, Observer, StepSeen, Symptom
 from everstep.core.progress import StepBoard
+from everstep.core.senses.job import JobLimits, JobSenses
+from everstep.core.senses.silence import SilenceLimits
+from everstep.spec.job import JobSpec
 from everstep.spec.load import load_spec
-from everstep.workers import registry, runtime, settings, stopping
+from everstep.workers import metrics, registry, runtime, settings, stopping
 from everstep.workers.local.folder import RunFolder
 from everstep.workers.reports import Reporter
 from everstep.workers.telemetry import TelemetryServer
@@ -30,7 +35,7 @@ from everstep.workflows.job import RunJob
 logger = logging.getLogger(__name__)
 
 LONGEST_NAP_S = 0.1
-"""How late a lost agent may be told beyond its grace."""
+"""How late a lost agent may be told beyond its grace, and ranks that hang beyond their limit."""
 
 SHORTEST_NAP_S = 0.005
 
@@ -50,11 +55,26 @@ class StepLog:
         os.write(self._descriptor, line.encode() + b"\n")
 
 
-async def raise_lost(watch: AgentWatch, reporter: Reporter) -> None:
-    """Raise an alert for every agent that is lost, for ever.
+def job_limits(spec: JobSpec) -> JobLimits:
+    """What the spec says of when ranks' reports mean a fault."""
+    detection = spec.detection
+    return JobLimits(
+        SilenceLimits(
+            step_times=detection.hang_after_step_times,
+            at_least_s=detection.hang_after_at_least_s,
+            first_step_s=spec.ladder.first_step_timeout_s,
+            phase_s=detection.phase_timeout_s,
+        ),
+        jump_ratio=detection.jump_ratio,
+        slowdown_ratio=detection.slowdown_ratio,
+        expected=detection.step_pattern is not None,
+    )
 
-    Where this process itself did not run for a while, heartbeats may lie unread: that is no
-    silence.
+
+async def raise_silent(watch: AgentWatch, senses: JobSenses, reporter: Reporter) -> None:
+    """Raise an alert for every agent that is lost, and for ranks that hang, for ever.
+
+    Where this process itself did not run for a while, messages may lie unread: that is no silence.
     """
     awake_s = time.time()
     while True:
@@ -62,12 +82,16 @@ async def raise_lost(watch: AgentWatch, reporter: Reporter) -> None:
         if now_s - awake_s > ASLEEP_AFTER_S:
             logger.warning("did not run for %.1f s; nobody is held to that time", now_s - awake_s)
             watch.excuse(now_s - awake_s)
+            senses.excuse(now_s - awake_s)
         for lost in watch.take_lost(now_s):
             logger.warning("agent of %s is lost: %s", lost.machine, lost.reason)
             detail = f"agent of {lost.machine} lost: {lost.reason}"
             reporter.put(
                 Alert(Observer.ANALYZER, Symptom.AGENT_LOST, now_s, detail, machine=lost.machine)
             )
+        for alert in senses.look(now_s):
+            logger.warning("%s", alert.detail)
+            reporter.put(alert)
         due_s = watch.next_due_s()
         nap_s = LONGEST_NAP_S if due_s is None else due_s - time.time()
         nap_s = min(LONGEST_NAP_S, max(SHORTEST_NAP_S, nap_s))
@@ -98,17 +122,25 @@ async def main() -> int:
     spec = load_spec(given.spec_file)
     steps = StepLog(RunFolder(given.run_directory).steps)
     watch = AgentWatch(spec.detection.agent_lost_after_s, spec.detection.reconnect_grace_s)
-    server = TelemetryServer(
-        StepBoard(spec.layout().world_size, spec.detection.silent_after_s), watch, steps.write
-    )
+    senses = JobSenses(job_limits(spec))
     client = await runtime.connect()
     reporter = Reporter(client, spec.name)
+
+    def on_alerts(alerts: Sequence[Alert]) -> None:
+        for alert in alerts:
+            logger.warning("%s", alert.detail)
+            reporter.put(alert)
+
+    board = StepBoard(spec.layout().world_size, spec.detection.silent_after_s)
+    server = TelemetryServer(board, watch, senses, steps.write, on_alerts)
     listening = await server.serve(
         given.telemetry_host, given.telemetry_port, given.secret(), spec.name
     )
+    told = metrics.AnalyzerMetrics(server, reporter.alerts)
+    metrics.serve(told, given, spec.name, "analyzer")
     background = [
         asyncio.create_task(reporter.run()),
-        asyncio.create_task(raise_lost(watch, reporter)),
+        asyncio.create_task(raise_silent(watch, senses, reporter)),
         asyncio.create_task(expect_known(client, spec.name, watch)),
     ]
     async with registry.analyzer(client, spec.name, server):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from everstep.activities.archive import FileArchive
 from everstep.activities.local_cluster import LocalCluster
+from everstep.activities.webhook import Webhook
 from everstep.workers import registry, runtime, settings, stopping
 from everstep.workers.local.folder import RunFolder
 
@@ -13,7 +14,10 @@ async def main() -> int:
     stop = stopping.stop_requested()
     folder = RunFolder(settings.from_environment().run_directory)
     worker = registry.controller(
-        await runtime.connect(), LocalCluster(folder.evictions), FileArchive(folder.incidents)
+        await runtime.connect(),
+        LocalCluster(folder.evictions),
+        FileArchive(folder.incidents),
+        Webhook(settings.secrets()),
     )
     async with worker:
         await stop.wait()

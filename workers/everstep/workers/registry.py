@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Protocol
 
 from temporalio.client import Client
 from temporalio.worker import Worker
 
 from everstep.activities.analysis import AnalysisActivities, Progress
 from everstep.activities.archive import FileArchive
+from everstep.activities.checks import CheckActivities, Checked
 from everstep.activities.local_cluster import LocalCluster
 from everstep.activities.machine import Machine, MachineActivities
 from everstep.activities.trace import TraceActivities
+from everstep.activities.webhook import Webhook
 from everstep.core import names
 from everstep.workers import runtime
 
@@ -19,13 +22,15 @@ GRACE = timedelta(seconds=3)
 """How long a stopping worker lets its running activities go on."""
 
 
-def controller(client: Client, cluster: LocalCluster, archive: FileArchive) -> Worker:
+def controller(
+    client: Client, cluster: LocalCluster, archive: FileArchive, webhook: Webhook
+) -> Worker:
     """Workflows, and activities that any controller may run."""
     return Worker(
         client,
         task_queue=names.CONTROLLER_QUEUE,
         workflows=runtime.WORKFLOWS,
-        activities=[cluster.evict, archive.save_incident],
+        activities=[cluster.evict, archive.save_incident, webhook.page],
         workflow_runner=runtime.workflow_runner(),
         workflow_failure_exception_types=list(runtime.WORKFLOW_FAILURE_TYPES),
         sticky_queue_schedule_to_start_timeout=runtime.STICKY_TIMEOUT,
@@ -33,22 +38,30 @@ def controller(client: Client, cluster: LocalCluster, archive: FileArchive) -> W
     )
 
 
+class Agent(Machine, Checked, Protocol):
+    """All that a machine offers."""
+
+
 def agent(
     client: Client,
     job: str,
     name: str,
-    machine: Machine,
+    machine: Agent,
     traces: TraceActivities | None = None,
 ) -> Worker:
     """Orders to one machine, and questions where its ranks stand if it can tell."""
     activities = MachineActivities(machine)
+    checks = CheckActivities(machine)
     return Worker(
         client,
         task_queue=names.machine_queue(job, name),
         activities=[
             activities.stop,
             activities.restore,
+            activities.look_at_storage,
             activities.start,
+            checks.check,
+            checks.replay,
             *([traces.trace] if traces is not None else []),
         ],
         # Orders to a machine come one at a time; two poll calls are enough to never miss one.

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Sequence
 
 from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
 
 from everstep.core import names
-from everstep.core.model import Alert, MachineInfo, RanksFinished
+from everstep.core.model import Alert, CopyDamaged, MachineInfo, RanksFinished, Symptom
 
 logger = logging.getLogger(__name__)
 
-Report = Alert | MachineInfo | RanksFinished
+Report = Alert | MachineInfo | RanksFinished | CopyDamaged
 
 RETRY_EVERY_S = 0.2
 """The server is away for a second or so when it restarts; the job's workflow may not exist yet."""
@@ -31,9 +32,13 @@ class Reporter:
     def __init__(self, client: Client, job: str) -> None:
         self._handle = client.get_workflow_handle(names.job_workflow_id(job))
         self._waiting: asyncio.Queue[Report] = asyncio.Queue()
+        self.alerts: Counter[Symptom] = Counter()
+        """How many alerts were handed over, by symptom."""
 
     def put(self, report: Report) -> None:
         """Hand over one report; returns at once."""
+        if isinstance(report, Alert):
+            self.alerts[report.symptom] += 1
         self._waiting.put_nowait(report)
 
     async def run(self) -> None:
@@ -53,8 +58,12 @@ class Reporter:
                 await self._signal("machine_joined", report)
             elif isinstance(report, RanksFinished):
                 await self._signal("ranks_finished", report)
+            elif isinstance(report, CopyDamaged):
+                await self._signal("copy_damaged", report)
 
-    async def _signal(self, name: str, value: list[Alert] | MachineInfo | RanksFinished) -> None:
+    async def _signal(
+        self, name: str, value: list[Alert] | MachineInfo | RanksFinished | CopyDamaged
+    ) -> None:
         while True:
             try:
                 await self._handle.signal(name, value)

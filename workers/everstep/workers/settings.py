@@ -40,12 +40,22 @@ class WorkerSettings(BaseModel):
             " run's folder."
         ),
     )
+    metrics_port: int | None = Field(
+        default=None,
+        description="Port of Prometheus metrics, 0 for any that is free; not given: none.",
+        ge=0,
+        lt=65536,
+    )
     senses: bool | None = Field(
         default=None,
         description=(
             "Whether an agent watches its host, network and GPUs; not given: unless `host` is"
             " a loopback address, where several machines share what there is to see."
         ),
+    )
+    inject_faults: bool = Field(
+        default=False,
+        description="Whether ranks and checks look for faults that this run was asked to inject.",
     )
     kernel_log_of_programs: bool = Field(
         default=False, description="Whether lines that programs write to the kernel log count."
@@ -101,3 +111,8 @@ def from_environment(environ: Mapping[str, str] = os.environ) -> WorkerSettings:
         first = error.errors()[0]
         variable = f"{PREFIX}{str(first['loc'][0]).upper()}"
         raise InputError(variable, first["msg"].lower(), "Set it for this process.") from error
+
+
+def secrets() -> Mapping[str, str]:
+    """Variables that a spec names instead of holding what is in them, such as `safety.webhook`."""
+    return os.environ

@@ -1,9 +1,11 @@
-"""The analyzer's port: agents report heartbeats and steps, watchers get told of every change.
+"""The analyzer's port: agents report heartbeats and ranks, watchers get told of every change.
 
 Each connection begins with the mutual proof of the job's secret (`everstep.agent.link`). A message
 is one JSON object. From agents: `hello {machine, pid}`, `beat`, `bye`,
-`started {attempt, ranks, step, at_s}` and `progress {attempt, rank, step, at_s}`. From watchers:
-`watch`; they get `snapshot {attempt, steps, slowest, machines}` after every change.
+`started {attempt, ranks, step, at_s, age_s}` and `progress {attempt, rank, step, at_s, age_s,
+phase, from_log}` with what the rank knows of `loss`, `grad_norm` and `mfu`. `at_s` is on the
+agent's clock; `age_s` says how long ago that was, since clocks differ. From watchers: `watch`; they
+get `snapshot {attempt, steps, slowest, machines}` after every change.
 """
 
 from __future__ import annotations
@@ -12,15 +14,16 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
 from everstep.agent import link
 from everstep.core.errors import EverstepError
 from everstep.core.liveness import AgentWatch
-from everstep.core.model import RankProgress, StepSeen
+from everstep.core.model import Alert, Phase, RankProgress, StepSeen
 from everstep.core.progress import StepBoard
+from everstep.core.senses.job import JobSenses
 
 logger = logging.getLogger(__name__)
 
@@ -50,15 +53,24 @@ class TelemetryServer:
     Args:
         board: Steps of all ranks.
         watch: Signs of life of all agents.
+        senses: What judges the ranks' reports.
         on_step: Called whenever all ranks have finished a further step.
+        on_alerts: Called with what a report means, when it means anything.
     """
 
     def __init__(
-        self, board: StepBoard, watch: AgentWatch, on_step: Callable[[StepSeen], None]
+        self,
+        board: StepBoard,
+        watch: AgentWatch,
+        senses: JobSenses,
+        on_step: Callable[[StepSeen], None],
+        on_alerts: Callable[[Sequence[Alert]], None],
     ) -> None:
         self.board = board
         self.watch = watch
+        self.senses = senses
         self._on_step = on_step
+        self._on_alerts = on_alerts
         self._changed = asyncio.Condition()
         self._version = 0
         self._links: list[link.AsyncLink] = []
@@ -120,30 +132,29 @@ class TelemetryServer:
             while (message := await peer.receive()).get("type") != "bye":
                 self.watch.heard(machine, time.time())
                 if message.get("type") == "progress":
-                    await self._note(message)
+                    await self._note(machine, message)
                 elif message.get("type") == "started":
-                    await self._note_start(message)
+                    await self._note_start(machine, message)
             self.watch.farewell(machine)
         finally:
             self.watch.closed(machine, time.time())
             await self._change()
 
-    async def _note(self, message: dict[str, object]) -> None:
-        progress = _progress(message)
-        seen = self.board.note(progress.attempt, progress.rank, progress.step, progress.at_s)
+    async def _note(self, machine: str, message: dict[str, object]) -> None:
+        said = _progress(machine, message)
+        seen = self.board.note(said.attempt, said.rank, said.step, said.at_s, said.from_log)
         if seen is not None:
             self._on_step(seen)
+        alerts = self.senses.note(said, _heard_s(message))
+        if alerts:
+            self._on_alerts(alerts)
         await self._change()
 
-    async def _note_start(self, message: dict[str, object]) -> None:
-        ranks = cast("list[int]", message["ranks"])
-        at_s = cast("float", message["at_s"])
-        self.board.started(
-            _whole(message, "attempt"),
-            [int(rank) for rank in ranks],
-            _whole(message, "step"),
-            float(at_s),
-        )
+    async def _note_start(self, machine: str, message: dict[str, object]) -> None:
+        attempt, step = _whole(message, "attempt"), _whole(message, "step")
+        ranks = [int(rank) for rank in cast("list[int]", message["ranks"])]
+        self.board.started(attempt, ranks, step, _number(message, "at_s"))
+        self.senses.started(attempt, machine, ranks, _heard_s(message))
         await self._change()
 
     async def _change(self) -> None:
@@ -195,18 +206,36 @@ async def watch(host: str, port: int, secret: bytes, job: str) -> AsyncGenerator
             )
 
 
-def _progress(message: dict[str, object]) -> RankProgress:
+def _progress(machine: str, message: dict[str, object]) -> RankProgress:
     """Read one report; anything else than numbers in the right places is refused."""
-    at_s = message["at_s"]
-    if not isinstance(at_s, int | float):
-        raise TypeError(f"at_s is {at_s!r}")
     return RankProgress(
-        str(message.get("machine", "")),
+        machine,
         _whole(message, "attempt"),
         _whole(message, "rank"),
         _whole(message, "step"),
-        float(at_s),
+        _number(message, "at_s"),
+        Phase(str(message["phase"])),
+        _figure(message, "loss"),
+        _figure(message, "grad_norm"),
+        _figure(message, "mfu"),
+        message["from_log"] is True,
     )
+
+
+def _heard_s(message: dict[str, object]) -> float:
+    """When an agent saw it, on this process's clock."""
+    return time.time() - max(0.0, _number(message, "age_s"))
+
+
+def _figure(message: dict[str, object], name: str) -> float | None:
+    return _number(message, name) if name in message else None
+
+
+def _number(message: dict[str, object], name: str) -> float:
+    value = message[name]
+    if not isinstance(value, int | float):
+        raise TypeError(f"{name} is {value!r}")
+    return float(value)
 
 
 def _whole(message: dict[str, object], name: str) -> int:

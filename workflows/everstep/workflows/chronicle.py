@@ -15,7 +15,14 @@ from temporalio.common import SearchAttributeUpdate
 from temporalio.exceptions import ActivityError
 
 from everstep.core.ladder import Decision
-from everstep.core.model import Climb, Finding, IncidentRecord, Outcome, TimelineEntry
+from everstep.core.model import (
+    Climb,
+    ClimbOutcome,
+    Finding,
+    IncidentRecord,
+    Outcome,
+    TimelineEntry,
+)
 from everstep.workflows import options, story
 from everstep.workflows.ports import ArchivePort
 
@@ -41,7 +48,13 @@ class Chronicle:
         """Change fields of the record, by name."""
         self.record = replace(self.record, **fields)
 
-    def climbed(self, finding: Finding, decision: Decision, attempt: int) -> None:
+    def climbed(
+        self,
+        finding: Finding,
+        decision: Decision,
+        attempt: int,
+        outcome: ClimbOutcome = ClimbOutcome.DONE,
+    ) -> None:
         """A rung is climbed: told, recorded, and searchable with all machines so far."""
         climb = Climb(
             decision.rung,
@@ -49,12 +62,16 @@ class Chronicle:
             decision.machines,
             attempt,
             workflow.now().timestamp(),
+            outcome,
+            finding.symptom,
+            finding.machines,
         )
         self.change(climbs=(*self.record.climbs, climb))
-        machines = [machine for each in self.record.climbs for machine in each.machines]
-        _upsert(story.climbed(finding.symptom, decision.rung, machines))
+        named = [machine for each in self.record.climbs for machine in each.machines]
+        _upsert(story.climbed(finding.symptom, decision.rung, list(dict.fromkeys(named))))
         whom = f" {', '.join(decision.machines)}" if decision.machines else ""
-        self.tell(f"rung {decision.rung}{whom}: {decision.reason}")
+        brought = "" if outcome is ClimbOutcome.DONE else f" ({outcome.replace('_', ' ')})"
+        self.tell(f"rung {decision.rung}{whom}{brought}: {decision.reason}")
 
     def held(self, missing: str) -> None:
         """The incident waits for a person or a machine."""

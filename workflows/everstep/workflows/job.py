@@ -14,19 +14,22 @@ from temporalio import workflow
 from temporalio.common import WorkflowIDReusePolicy
 from temporalio.exceptions import ActivityError, FailureError
 
-from everstep.core import evidence, names
+from everstep.core import evidence, memory, names
 from everstep.core.model import (
     FROM_THE_BEGINNING,
     Alert,
     Assignment,
+    CopyDamaged,
     MachineInfo,
     Observer,
     RanksFinished,
     Symptom,
+    TimelineEntry,
 )
-from everstep.workflows import options, restart, story
+from everstep.workflows import options, restart, storage, story
 from everstep.workflows.incident import ResolveIncident
 from everstep.workflows.messages import (
+    Eviction,
     IncidentInput,
     IncidentResult,
     JobInput,
@@ -34,6 +37,7 @@ from everstep.workflows.messages import (
     JobState,
     JobStatus,
 )
+from everstep.workflows.remembering import bar, remember, remember_eviction
 
 MAX_EVENTS = 4_000
 """Events after which a new run is begun: far below Temporal's 51,200, cheap to replay."""
@@ -41,6 +45,11 @@ MAX_EVENTS = 4_000
 MAX_RECENT_KEYS = 1_000
 """Alerts remembered for dropping duplicates: a whole job's ranks ending twice at the paper's scale
 of machines fits, batched by machine."""
+
+MAX_NOTED = 50
+"""Alerts that stop nothing, kept for whoever asks."""
+
+MAX_NOTES = 20
 
 GATHERING_S = 60.0
 """How long the first start waits for standbys once there are machines for every slot."""
@@ -50,8 +59,9 @@ GATHERING_S = 60.0
 class RunJob:
     """Runs one job from its first start to the end of its last rank.
 
-    Signals: `report_alerts`, `machine_joined`, `ranks_finished` (from agents and the analyzer),
-    `assigned`, `incident_closed` (from the open incident). Query: `status`.
+    Signals: `report_alerts`, `machine_joined`, `ranks_finished`, `copy_damaged` (from agents and
+    the analyzer), `assigned`, `machine_evicted`, `incident_closed` (from the open incident),
+    `admit` (from a person). Query: `status`.
     """
 
     @workflow.init
@@ -59,6 +69,11 @@ class RunJob:
         self._job = job
         self._state = state or JobState()
         self._listening = self._state.active
+        if not self._state.codes:
+            self._state.codes = list(job.earlier_code)
+            self._state.codes = memory.with_version(
+                self._state.codes, job.code_version, job.code_directory
+            )
 
     # --- What comes in ---------------------------------------------------------------------------
 
@@ -72,17 +87,22 @@ class RunJob:
             if evidence.calls_for_action(alert):
                 self._state.pending.append(alert)
             else:
-                workflow.logger.warning("noted: %s on %s", alert.detail, alert.machine)
+                self._state.noted = [*self._state.noted, alert][-MAX_NOTED:]
+                workflow.logger.warning("noted: %s: %s", alert.machine or "job", alert.detail)
 
     @workflow.signal
     async def machine_joined(self, machine: MachineInfo) -> None:
         """A machine's agent is ready; repeated by agents after every reconnection."""
         for held in self._slots():
-            if held.machine == machine.machine:
+            if held.machine == machine.machine and held.machine not in self._state.out:
                 if held.agent_pid != machine.agent_pid:
                     self.report_alerts([_replaced(held, machine)])
                 return
         if any(known == machine for known in self._state.pool):
+            return
+        if memory.barred(memory.history_of(self._state.machines, machine.machine)):
+            bar(self._state, machine)
+            workflow.logger.warning("%s was evicted too often to join by itself", machine.machine)
             return
         self._state.pool = [k for k in self._state.pool if k.machine != machine.machine]
         self._state.pool.append(machine)
@@ -92,6 +112,15 @@ class RunJob:
             key for key in self._state.recent_keys if f"/{machine.machine}/" not in key
         ]
         await self._tell_incident("machine_joined", machine)
+
+    @workflow.signal
+    async def admit(self, name: str) -> None:
+        """A person lets a machine join that was evicted too often for its own word to count."""
+        self._state.machines = memory.after_admission(self._state.machines, name)
+        waiting = [machine for machine in self._state.barred if machine.machine == name]
+        self._state.barred = [m for m in self._state.barred if m.machine != name]
+        for machine in waiting:
+            await self.machine_joined(machine)
 
     @workflow.signal
     async def ranks_finished(self, finished: RanksFinished) -> None:
@@ -105,12 +134,24 @@ class RunJob:
             await self._tell_incident("job_finished", None)
 
     @workflow.signal
+    async def copy_damaged(self, damaged: CopyDamaged) -> None:
+        """A rank's own copy was of no use to it: the recovery under way tells why."""
+        workflow.logger.warning("%s", damaged.detail)
+        await self._tell_incident("copy_damaged", damaged)
+
+    @workflow.signal
     def assigned(self, assignment: Assignment) -> None:
         """The open incident is about to start a new attempt."""
         self._state.assignment = assignment
-        self._state.finished = []
+        self._state.finished, self._state.out = [], []
         held = assignment.machine_names()
         self._state.pool = [k for k in self._state.pool if k.machine not in held]
+
+    @workflow.signal
+    def machine_evicted(self, eviction: Eviction) -> None:
+        """The open incident has taken a machine out."""
+        remember_eviction(self._state, eviction)
+        self._state.out.append(eviction.machine)
 
     @workflow.signal
     def incident_closed(self, result: IncidentResult) -> None:
@@ -118,8 +159,10 @@ class RunJob:
         if self._state.active != result.record.incident:
             return
         self._state.active = self._listening = None
+        self._state.out = []
         self._state.assignment = result.assignment
         self._state.evictions = [*self._state.evictions, *result.evictions]
+        remember(self._state, result, workflow.now().timestamp())
         unsettled = [alert for alert in self._state.handed if alert.key not in result.settled]
         self._state.pending = [*unsettled, *self._state.pending]
         self._state.handed = []
@@ -135,6 +178,11 @@ class RunJob:
             evicted=tuple(machine for _, machine in self._state.evictions),
             incidents=self._state.incidents - (1 if self._opening() else 0),
             active_incident=self._listening,
+            barred=tuple(machine.machine for machine in self._state.barred),
+            machines=tuple(self._state.machines),
+            codes=tuple(self._state.codes),
+            noted=tuple(self._state.noted),
+            notes=tuple(self._state.notes),
         )
 
     # --- The life of a job -----------------------------------------------------------------------
@@ -190,10 +238,13 @@ class RunJob:
         """Start attempt 1; a machine that cannot is the first incident's alert."""
         assignment = self._state.assignment
         assert assignment is not None  # noqa: S101 - set by the only caller just before
-        self._state.started_at_s = workflow.now().timestamp()
+        self._state.started_at_s = self._state.attempt_at_s = workflow.now().timestamp()
         try:
             backup = self._job.spec.backup_plan()
-            await restart.start(self._job, assignment, backup, FROM_THE_BEGINNING)
+            source = await self._first_source(assignment)
+            await restart.start(
+                self._job, assignment, backup, source.step, self._run_id, source.stored
+            )
         except restart.MachinesRefusedError as error:
             self.report_alerts(
                 [
@@ -206,6 +257,14 @@ class RunJob:
             self.report_alerts(
                 [_own_alert(Symptom.CONTAINER_ERROR, assignment.attempt, None, text)]
             )
+
+    async def _first_source(self, assignment: Assignment) -> storage.Source:
+        """Where a new run begins: where an earlier one had come to, if storage has that."""
+        found = await storage.find(self._job, assignment, self._run_id, self._note)
+        source = await storage.bring_back(self._job, assignment, found, self._note)
+        if source.step != FROM_THE_BEGINNING:
+            self._note(f"this run goes on from step {source.step} of an earlier one")
+        return source
 
     async def _open_incident(self) -> None:
         assignment = self._state.assignment
@@ -229,6 +288,10 @@ class RunJob:
                 assignment=assignment,
                 pool=tuple(self._state.pool),
                 evictions=tuple(self._state.evictions),
+                run=self._run_id,
+                codes=tuple(self._state.codes),
+                attempt_from=self._state.attempt_from,
+                attempt_at_s=self._state.attempt_at_s,
             ),
             id=names.incident_workflow_id(job, self._state.incidents),
             task_timeout=options.WORKFLOW_TASK_TIMEOUT,
@@ -247,7 +310,9 @@ class RunJob:
         self._state.handed += alerts
         await self._tell_incident("alerts", alerts)
 
-    async def _tell_incident(self, signal: str, value: MachineInfo | list[Alert] | None) -> None:
+    async def _tell_incident(
+        self, signal: str, value: MachineInfo | CopyDamaged | list[Alert] | None
+    ) -> None:
         """Signal the open incident, if there is one that still listens."""
         await workflow.wait_condition(lambda: not self._opening())
         if self._state.active is None:
@@ -260,7 +325,17 @@ class RunJob:
             # It is over, and says so any moment; alerts that it did not settle open the next one.
             workflow.logger.warning("could not signal %s to %s: %s", signal, incident_id, error)
 
+    def _note(self, text: str, at_s: float | None = None) -> None:
+        workflow.logger.warning("noted: %s", text)
+        now_s = workflow.now().timestamp()
+        entry = TimelineEntry(now_s if at_s is None else at_s, text)
+        self._state.notes = [*self._state.notes, entry][-MAX_NOTES:]
+
     # --- Questions about the state ---------------------------------------------------------------
+
+    @property
+    def _run_id(self) -> str:
+        return workflow.info().first_execution_run_id
 
     def _slots(self) -> Sequence[MachineInfo]:
         return () if self._state.assignment is None else self._state.assignment.slots
@@ -274,7 +349,7 @@ class RunJob:
                 if k.machine != alert.machine or k.joined_at_s > alert.at_s
             ]
             return self._holds_slot(alert.machine) or self._state.active is not None
-        if alert.subject:
+        if alert.subject and not alert.attempt:
             if alert.confident:
                 self._state.pool = [k for k in self._state.pool if k.machine != alert.machine]
             return self._holds_slot(alert.machine)

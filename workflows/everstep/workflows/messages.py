@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from everstep.core.model import Alert, Assignment, IncidentRecord, MachineInfo
+from everstep.core.memory import CodeVersion, MachineHistory
+from everstep.core.model import (
+    Alert,
+    Assignment,
+    IncidentRecord,
+    MachineInfo,
+    Symptom,
+    TimelineEntry,
+)
 from everstep.spec.job import JobSpec
 
 
@@ -16,11 +24,15 @@ class JobInput:
         spec: The spec without its environment: values there may be secrets, and this is history.
         code_version: Identifier of the first code version.
         code_directory: Where it lies on every machine.
+        from_scratch: Whether checkpoints of earlier runs in storage are to be ignored.
+        earlier_code: Versions of before, oldest first, to which a rollback may go.
     """
 
     spec: JobSpec
     code_version: str
     code_directory: str
+    from_scratch: bool = False
+    earlier_code: tuple[CodeVersion, ...] = ()
 
 
 @dataclass(slots=True)
@@ -38,6 +50,14 @@ class JobState:
         recent_keys: Keys of alerts already taken, oldest first, bounded.
         finished: Machines whose ranks all ended well in this attempt, in order of their reports.
         started_at_s: When the job was first started.
+        machines: What is remembered of machines that were evicted, bounded.
+        codes: The code versions of the job, oldest first, bounded.
+        out: Machines that the open incident has evicted, and that hold slots of ours no more.
+        barred: Machines that may not join before a person admits them, bounded.
+        attempt_from: The step that the current attempt started from.
+        attempt_at_s: When the current attempt was seen to run.
+        noted: Newest alerts that did not call for action, oldest first, bounded.
+        notes: What a person may want to know and no incident tells, oldest first, bounded.
     """
 
     assignment: Assignment | None = None
@@ -50,6 +70,14 @@ class JobState:
     recent_keys: list[str] = field(default_factory=list[str])
     finished: list[str] = field(default_factory=list[str])
     started_at_s: float | None = None
+    machines: list[MachineHistory] = field(default_factory=list[MachineHistory])
+    codes: list[CodeVersion] = field(default_factory=list[CodeVersion])
+    out: list[str] = field(default_factory=list[str])
+    barred: list[MachineInfo] = field(default_factory=list[MachineInfo])
+    attempt_from: int = 0
+    attempt_at_s: float = 0.0
+    noted: list[Alert] = field(default_factory=list[Alert])
+    notes: list[TimelineEntry] = field(default_factory=list[TimelineEntry])
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +91,11 @@ class JobStatus:
     evicted: tuple[str, ...]
     incidents: int
     active_incident: int | None
+    barred: tuple[str, ...] = ()
+    machines: tuple[MachineHistory, ...] = ()
+    codes: tuple[CodeVersion, ...] = ()
+    noted: tuple[Alert, ...] = ()
+    notes: tuple[TimelineEntry, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +120,10 @@ class IncidentInput:
         assignment: Who holds which slot.
         pool: Machines that wait for a slot.
         evictions: Evictions of the job so far; the incident counts those in the window.
+        run: The job's run, by which its checkpoints in storage are told from other runs'.
+        codes: The code versions of the job, oldest first.
+        attempt_from: The step that the failed attempt started from.
+        attempt_at_s: When it was seen to run.
     """
 
     job: JobInput
@@ -95,6 +132,10 @@ class IncidentInput:
     assignment: Assignment
     pool: tuple[MachineInfo, ...]
     evictions: tuple[tuple[float, str], ...]
+    run: str = ""
+    codes: tuple[CodeVersion, ...] = ()
+    attempt_from: int = 0
+    attempt_at_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,12 +147,23 @@ class IncidentResult:
         assignment: Who holds which slot now.
         evictions: Evictions by this incident.
         settled: Keys of the alerts that it dealt with; the job takes up all others again.
+        codes: The code versions of the job, with what became of them.
     """
 
     record: IncidentRecord
     assignment: Assignment
     evictions: tuple[tuple[float, str], ...]
     settled: tuple[str, ...]
+    codes: tuple[CodeVersion, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Eviction:
+    """A machine is out, as the open incident tells its job at once."""
+
+    machine: str
+    at_s: float
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +190,34 @@ class AwaitStep:
 
 
 @dataclass(frozen=True, slots=True)
+class PageOrder:
+    """Call a person.
+
+    Attributes:
+        webhook: Environment variable of the controller that holds the address: it may be a secret,
+            and this is history.
+        key: The same for every try of one page, and for no other page.
+        job: Name of the job.
+        incident: Number within the job.
+        reason: What a person is needed for, or should know.
+        symptom: What was found.
+        machines: At which the evidence points.
+        story: The newest lines of the incident's story, oldest first.
+    """
+
+    webhook: str
+    key: str
+    job: str
+    incident: int
+    reason: str
+    symptom: Symptom
+    machines: tuple[str, ...]
+    story: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Approval:
-    """A person's word to a held incident: go on past the limit that holds it."""
+    """A person's word to a held incident: to go on past what holds it, or to leave that out."""
 
     person: str
     note: str = ""

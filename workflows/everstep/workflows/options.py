@@ -87,6 +87,21 @@ RESTORE = CallOptions(
     schedule_to_start=_ANSWER,
     heartbeat=timedelta(seconds=2),
 )
+LOOK_AT_STORAGE = CallOptions(
+    # A listing takes seconds; a filesystem that hangs is given up by the agent after two minutes.
+    start_to_close=timedelta(minutes=3),
+    schedule_to_close=timedelta(minutes=4),
+    schedule_to_start=_ANSWER,
+    heartbeat=timedelta(seconds=2),
+)
+RESTORE_FROM_STORAGE = CallOptions(
+    # All machines read at once, at what the storage gives; heartbeats tell a dead agent at once,
+    # and a read that hangs is given up by the agent when the spec says.
+    start_to_close=timedelta(hours=6),
+    schedule_to_close=timedelta(hours=12),
+    schedule_to_start=_ANSWER,
+    heartbeat=timedelta(seconds=2),
+)
 START = CallOptions(
     # A fork takes milliseconds; a cold interpreter, or a pre-warm still under way, a minute.
     start_to_close=timedelta(minutes=2),
@@ -102,6 +117,25 @@ TRACE = CallOptions(
     schedule_to_start=_ANSWER,
     heartbeat=timedelta(seconds=2),
 )
+
+
+def check(deadline_s: float) -> CallOptions:
+    """Options of a check: it answers within its deadline, and a dead agent is seen at once.
+
+    Args:
+        deadline_s: That of the order.
+    """
+    # Killing what is left at the deadline, and a look at it, take a second; a starved host, ten.
+    answer = timedelta(seconds=deadline_s) + timedelta(seconds=15)
+    return CallOptions(
+        start_to_close=answer,
+        # Not twice: an agent that died in a check has said enough.
+        schedule_to_close=answer + _ANSWER,
+        schedule_to_start=_ANSWER,
+        heartbeat=timedelta(seconds=2),
+    )
+
+
 EVICT = CallOptions(
     # Kills local processes, or talks to an API server that may be slow but comes back.
     start_to_close=timedelta(seconds=30),
@@ -112,6 +146,11 @@ ARCHIVE = CallOptions(
     # A small file. Recovery never waits for it longer than this; Temporal has the record, too.
     start_to_close=timedelta(seconds=10),
     schedule_to_close=timedelta(seconds=30),
+)
+PAGE = CallOptions(
+    # A short request to a service that may be away; whoever is to be called can see the hold, too.
+    start_to_close=timedelta(seconds=15),
+    schedule_to_close=timedelta(minutes=2),
 )
 
 

@@ -12,6 +12,8 @@ from abc import ABC, abstractmethod
 from temporalio import activity
 
 from everstep.core.model import (
+    CheckOrder,
+    CheckResult,
     IncidentRecord,
     MachineReport,
     RestoreOrder,
@@ -20,10 +22,12 @@ from everstep.core.model import (
     StartReport,
     StepSeen,
     StopOrder,
+    StorageReport,
     TraceOrder,
     TraceReport,
 )
-from everstep.workflows.messages import AwaitStep, EvictOrder
+from everstep.core.trial import ReplayOrder, ReplayReport
+from everstep.workflows.messages import AwaitStep, EvictOrder, PageOrder
 
 
 class MachinePort(ABC):
@@ -39,6 +43,11 @@ class MachinePort(ABC):
     async def restore(self, order: RestoreOrder) -> RestoreReport:
         """Fetch missing shards; a second call fetches what is still missing."""
 
+    @activity.defn(name="machine.look_at_storage")
+    @abstractmethod
+    async def look_at_storage(self) -> StorageReport:
+        """See what is in storage; a second call looks again."""
+
     @activity.defn(name="machine.start")
     @abstractmethod
     async def start(self, order: StartOrder) -> StartReport:
@@ -52,6 +61,20 @@ class TracePort(ABC):
     @abstractmethod
     async def trace(self, order: TraceOrder) -> TraceReport:
         """Keep every rank's stacks as evidence; a second call asks again."""
+
+
+class CheckPort(ABC):
+    """Tests of a machine between two attempts, carried out by its agent on its own task queue."""
+
+    @activity.defn(name="machine.check")
+    @abstractmethod
+    async def check(self, order: CheckOrder) -> CheckResult:
+        """Check the machine; a second call returns the first result, or checks again."""
+
+    @activity.defn(name="machine.replay")
+    @abstractmethod
+    async def replay(self, order: ReplayOrder) -> ReplayReport:
+        """Take part in a trial of a small job; a second call returns the first report."""
 
 
 class ClusterPort(ABC):
@@ -79,3 +102,12 @@ class ArchivePort(ABC):
     @abstractmethod
     async def save_incident(self, record: IncidentRecord) -> None:
         """Write the record; a second call with a newer state replaces it."""
+
+
+class NotifyPort(ABC):
+    """Whom to call when a person is needed."""
+
+    @activity.defn(name="notify.page")
+    @abstractmethod
+    async def page(self, order: PageOrder) -> None:
+        """Call a person; a second call carries the same key, by which the other side knows it."""

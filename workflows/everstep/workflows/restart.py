@@ -7,8 +7,8 @@ workflow: deterministic, all effects through ports.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 from temporalio import workflow
@@ -19,6 +19,7 @@ from everstep.core.model import (
     Assignment,
     MachineInfo,
     MachineReport,
+    Pull,
     RankStart,
     RestoreOrder,
     StartOrder,
@@ -30,6 +31,9 @@ from everstep.core.restore import RestorePlan
 from everstep.workflows import options
 from everstep.workflows.messages import AwaitStep, JobInput
 from everstep.workflows.ports import AnalysisPort, MachinePort
+
+MAX_MACHINES_TOLD = 8
+"""In one line of a story."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,15 +97,28 @@ async def restore(job: JobInput, assignment: Assignment, plan: RestorePlan) -> N
         )
         refusals.extend(Refusal(info.machine, f"rank {r}: {why}") for r, why in report.failed)
 
-    refusals.extend(await _all_of([(info.machine, one(info)) for info in pulling]))
+    refusals.extend(await all_of([(info.machine, one(info)) for info in pulling]))
     if refusals:
         raise MachinesRefusedError(refusals)
 
 
 async def start(
-    job: JobInput, assignment: Assignment, backup: BackupPlan, restore_step: int
+    job: JobInput,
+    assignment: Assignment,
+    backup: BackupPlan,
+    restore_step: int,
+    run: str = "",
+    stored: str = "",
 ) -> None:
     """Start every rank of the assignment from `restore_step`.
+
+    Args:
+        job: The job.
+        assignment: Who runs what.
+        backup: Who keeps whose copy.
+        restore_step: Where to start.
+        run: The job's run.
+        stored: The checkpoint in storage that ranks read it from, or empty.
 
     Raises:
         MachinesRefusedError: Some machine could not.
@@ -110,14 +127,16 @@ async def start(
     async def one(slot: int, info: MachineInfo) -> None:
         await workflow.execute_activity_method(
             MachinePort.start,
-            start_order(job, assignment, backup, slot, restore_step),
+            replace(
+                start_order(job, assignment, backup, slot, restore_step), run=run, stored=stored
+            ),
             **options.START.config(
                 f"start attempt {assignment.attempt} on {info.machine} from step {restore_step}",
                 names.machine_queue(job.spec.name, info.machine),
             ),
         )
 
-    refusals = await _all_of(
+    refusals = await all_of(
         [(info.machine, one(slot, info)) for slot, info in enumerate(assignment.slots)]
     )
     if refusals:
@@ -146,7 +165,7 @@ def start_order(
         master_host=master.host,
         master_port=master.rendezvous_port,
         restore_step=restore_step,
-        code_directory=job.code_directory,
+        code_directory=assignment.code_directory or job.code_directory,
     )
 
 
@@ -165,7 +184,7 @@ async def await_step(
     )
 
 
-async def _all_of(calls: Sequence[tuple[str, Awaitable[None]]]) -> list[Refusal]:
+async def all_of(calls: Sequence[tuple[str, Awaitable[None]]]) -> list[Refusal]:
     """Run all calls to their ends, side by side, and list those that failed."""
     results = await asyncio.gather(*(call for _, call in calls), return_exceptions=True)
     refusals: list[Refusal] = []
@@ -180,6 +199,19 @@ async def _all_of(calls: Sequence[tuple[str, Awaitable[None]]]) -> list[Refusal]
 def why(error: ActivityError) -> str:
     """The reason inside an activity error, whose own text is always the same sentence."""
     return str(error.cause) if error.cause is not None else str(error)
+
+
+def pulls_text(pulls: Mapping[str, Sequence[Pull]]) -> str:
+    """Who lacked whose shards, and where they came from: "m4 lacked ranks 2-3 (from m0)"."""
+    texts: list[str] = []
+    for machine, items in pulls.items():
+        of_source: dict[str, list[int]] = {}
+        for item in items:
+            of_source.setdefault(item.machine, []).append(item.rank)
+        sources = ", ".join(f"{ranks_text(of)} (from {name})" for name, of in of_source.items())
+        texts.append(f"{machine} lacked ranks {sources}")
+    more = len(texts) - MAX_MACHINES_TOLD
+    return "; ".join(texts[:MAX_MACHINES_TOLD]) + (f"; and {more} more" if more > 0 else "")
 
 
 def ranks_text(ranks: Sequence[int]) -> str:

@@ -8,6 +8,7 @@ import json
 import logging
 import sys
 from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
 from typing import Any
 
 from everstep.core.model import Symptom
@@ -27,6 +28,7 @@ MAX_UNDEAD = 2
 DIES_WITHIN_S = 1.0
 
 DRIVER = "GPU driver"
+PROC = Path("/proc")
 
 
 class _HungError(Exception):
@@ -120,7 +122,9 @@ class GpuProbe:
         self._seen.add(gpu)
         reading = read_reading({**message, "gpu": gpu})
         watch = self._watches.setdefault(gpu, GpuWatch())
-        return watch.look(reading, self._clock(), own_pids)
+        pids = reading.several("pids")
+        strangers = [pid for pid in pids if not (PROC / str(pid)).exists()]
+        return watch.look(reading, self._clock(), own_pids, strangers)
 
     def _missing(self, count: int) -> list[Inspection]:
         """GPUs that the driver does not list any more; by their places where those are known."""

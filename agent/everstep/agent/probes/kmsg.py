@@ -20,6 +20,9 @@ KMSG = Path("/dev/kmsg")
 RECORD_BYTES = 16_384
 """The kernel gives one record a read and refuses a buffer that is too small for it."""
 
+LAST_BOOT_LINES = 1_000
+"""Of the boot before this one: a crash and its trace are at its end."""
+
 RECORDS_AT_ONCE = 500
 """Between two turns of the event loop, so that a storm of lines does not hold it up."""
 
@@ -122,7 +125,7 @@ async def since_boot(path: Path = KMSG) -> list[KernelRecord]:
         reader = KmsgReader(path, from_boot=True)
     except UnobservableError as error:
         try:
-            return await _journal_since_boot()
+            return await _journal_records("--boot", "--quiet")
         except UnobservableError as other:
             raise UnobservableError(f"{error}; {other}") from other
     records: list[KernelRecord] = []
@@ -134,10 +137,19 @@ async def since_boot(path: Path = KMSG) -> list[KernelRecord]:
     return records
 
 
-async def _journal_since_boot() -> list[KernelRecord]:
+async def last_boot() -> list[KernelRecord]:
+    """The end of what journald has of the kernel log of the boot before this one.
+
+    Raises:
+        UnobservableError: There is no journald, or it kept nothing of it.
+    """
+    return await _journal_records("--boot=-1", f"--lines={LAST_BOOT_LINES}", "--quiet")
+
+
+async def _journal_records(*options: str) -> list[KernelRecord]:
     records: list[KernelRecord] = []
     try:
-        async with contextlib.aclosing(_journal("--boot", "--quiet")) as lines:
+        async with contextlib.aclosing(_journal(*options)) as lines:
             async for line in lines:
                 if (record := parse_journal(line)) is not None:
                     records.append(record)

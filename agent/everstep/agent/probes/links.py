@@ -11,6 +11,7 @@ from everstep.core.errors import UnobservableError
 from everstep.core.senses.interfaces import (
     interfaces_that_matter,
     parse_routes,
+    parse_routes_6,
     ports_that_matter,
     route_to,
 )
@@ -75,10 +76,10 @@ class LinkProbe:
         return states
 
     def _choose(self, relevance: Relevance) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        try:
-            routes = parse_routes((self._proc / "net/route").read_text())
-        except OSError:
-            routes = []
+        routes = [
+            *parse_routes(_text(self._proc / "net/route")),
+            *parse_routes_6(_text(self._proc / "net/ipv6_route")),
+        ]
         routed = [route_to(address, routes) for address in relevance.addresses]
         interfaces = interfaces_that_matter(
             _names(self._net),

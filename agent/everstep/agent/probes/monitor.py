@@ -10,9 +10,9 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from everstep.agent.probes import kmsg
+from everstep.agent.probes import boot, kmsg
 from everstep.agent.probes.gpu import GpuProbe
-from everstep.agent.probes.host import HostProbe, look_at_last_boot
+from everstep.agent.probes.host import HostProbe
 from everstep.agent.probes.links import LinkNews, LinkProbe, Relevance
 from everstep.core.errors import UnobservableError
 from everstep.core.model import Alert, Observer, Symptom
@@ -88,7 +88,7 @@ class Monitor:
     async def run(self) -> None:
         """Watch until cancelled."""
         host_s, gpu_s, network_s = self._config.intervals_s
-        self._note(look_at_last_boot())
+        self._note(await boot.look())
         host = HostProbe(self._config.paths, self._wall, self._clock)
         links = LinkProbe(self._config.relevance)
         gpus = GpuProbe(self._on_xid, self._clock, self._config.gpus)

@@ -53,12 +53,38 @@ def links(handle: Any) -> list[int]:
 
 
 def link_errors(handle: Any) -> int:
-    """How often the links had to be recovered, all together."""
-    return sum(
-        int(nvml.nvmlDeviceGetNvLinkErrorCounter(handle, link, NVLINK_RECOVERIES))
-        for link, active in enumerate(links(handle))
-        if active
-    )
+    """How often the links had to be recovered, all together.
+
+    Raises:
+        NVMLError: Neither the counters nor, on newer GPUs, the field values tell.
+    """
+    active = [link for link, state in enumerate(links(handle)) if state]
+    try:
+        return sum(
+            int(nvml.nvmlDeviceGetNvLinkErrorCounter(handle, link, NVLINK_RECOVERIES))
+            for link in active
+        )
+    except nvml.NVMLError as error:
+        if error_name(error) not in ("NOT_SUPPORTED", "INVALID_ARGUMENT", "FUNCTION_NOT_FOUND"):
+            raise
+    field = nvml.NVML_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_EVENTS
+    answers = nvml.nvmlDeviceGetFieldValues(handle, [(field, link) for link in active])
+    return sum(_number(answer) for answer in answers)
+
+
+def _number(answer: Any) -> int:
+    """The number in a field value.
+
+    Raises:
+        NVMLError: The field has none.
+    """
+    if answer.nvmlReturn != 0:
+        raise nvml.NVMLError(answer.nvmlReturn)
+    kinds = {
+        nvml.NVML_VALUE_TYPE_UNSIGNED_INT: "uiVal",
+        nvml.NVML_VALUE_TYPE_UNSIGNED_LONG: "ulVal",
+    }
+    return int(getattr(answer.value, kinds.get(answer.valueType, "ullVal")))
 
 
 QUESTIONS: dict[str, Callable[[Any], Any]] = {

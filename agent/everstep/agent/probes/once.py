@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 
-from everstep.agent.probes import kmsg
+from everstep.agent.probes import boot, kmsg
 from everstep.agent.probes.gpu import GpuProbe
-from everstep.agent.probes.host import HostProbe, look_at_last_boot
+from everstep.agent.probes.host import HostProbe
 from everstep.agent.probes.links import LinkProbe
 from everstep.agent.probes.monitor import MonitorConfig
 from everstep.core.errors import UnobservableError
@@ -30,7 +30,7 @@ async def inspect(config: MonitorConfig) -> list[Inspection]:
     Returns:
         Every inspection, by sense.
     """
-    found = [*await _kernel_log(config), look_at_last_boot()]
+    found = [*await _kernel_log(config), await boot.look()]
     # A single look at the clock sees no step.
     found += [i for i in HostProbe(config.paths).look() if i.item != "host.clock"]
     found += await _network(config)

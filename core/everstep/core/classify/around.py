@@ -7,32 +7,31 @@ of `REFINEMENTS`, before the leading line is chosen.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
+from everstep.core.classify.around_kernel import KERNEL_REFINEMENTS
 from everstep.core.classify.evidence import Context, Match
 from everstep.core.classify.lines import gpu_of
+from everstep.core.classify.matches import Matches, Refinement, of, reread
 from everstep.core.classify.names import Action, Label, Symptom
 from everstep.core.classify.rule import Reading, Standing
 
-Matches = list[Match]
-Refinement = Callable[[Matches, Context], Matches]
-
 _SM = re.compile(r"gpc \d+, tpc \d+(?:, sm \d+)?", re.IGNORECASE)
 _PID = re.compile(r"\bpid[ :=]+(\d+)", re.IGNORECASE)
-_STATUS = re.compile(r"bank \d+: ([0-9a-f]{16})", re.IGNORECASE)
 _PORT = re.compile(
     r"\b(mlx\d_\w+|mlx5_core [0-9a-f:.]+|ib\w*\d+|ens?p?\w*np\d|roce\w*|bnxt\w*|irdma\w*)", re.I
 )
-_SCALE = re.compile(r"(?:reducing to|loss scale(?: to)?:?) *([\d.e+]+)", re.IGNORECASE)
+_SCALE = re.compile(
+    r"(?:reducing(?: loss scale)? to|loss scale(?: to)?:?) *(\d+(?:\.\d*)?(?:e[+-]?\d+)?)",
+    re.IGNORECASE,
+)
 _OTHERS_MEMORY = re.compile(r"process (\d+) has ([\d.]+) ([gm])i?b memory in use", re.IGNORECASE)
 _CAPACITY = re.compile(r"total capacity of ([\d.]+) ([gm])i?b", re.IGNORECASE)
 
 _PROGRAM = Reading(Symptom.CUDA_ERROR, Label.USER_CODE, Action.ROLLBACK, 0.6)
 _SUSPECT_SM = Reading(Symptom.CUDA_ERROR, Label.GPU_HARDWARE, Action.CHECK, 0.6)
 _NVLINK = Reading(Symptom.JOB_HANG, Label.INFRASTRUCTURE, Action.EVICT, 0.65)
-_MEMORY = Reading(Symptom.OS_KERNEL_FAULT, Label.HOST, Action.EVICT, 0.85)
-_KERNEL = Reading(Symptom.OS_KERNEL_FAULT, Label.HOST, Action.EVICT, 0.65)
 _FLAPS = Reading(Symptom.NETWORK_ERROR, Label.NETWORK, Action.EVICT, 0.75)
 _SHM = Reading(Symptom.PROCESS_CRASH, Label.INFRASTRUCTURE, Action.ROLLBACK, 0.7)
 _BUILD = Reading(Symptom.PROCESS_CRASH, Label.USER_CODE, Action.ROLLBACK, 0.5)
@@ -40,12 +39,11 @@ _DONE = Reading(Symptom.NONE, Label.INFRASTRUCTURE, Action.NONE, 0.7)
 _SEARCHING = Reading(Symptom.NONE, Label.TRANSIENT, Action.NONE, 0.75)
 _DIVERGES = Reading(Symptom.NAN, Label.USER_CODE, Action.ROLLBACK, 0.6)
 _LEFT_OVER = Reading(Symptom.CUDA_OOM, Label.INFRASTRUCTURE, Action.RETRY, 0.6)
-_WEDGED = Reading(Symptom.GPU_UNAVAILABLE, Label.INFRASTRUCTURE, Action.EVICT, 0.65)
-_D_STATE = Reading(Symptom.STORAGE_ERROR, Label.STORAGE, Action.RETRY, 0.6)
 
 SMALLEST_HEALTHY_SCALE = 64.0
 """Dynamic loss scaling that ends below this has not found a range, it has lost the numbers."""
-_TRACE_LINES = 60
+ONE_EVENT_S = 2.0
+"""Lines of one port within this time tell of one event."""
 
 
 def refine(matches: Sequence[Match], context: Context) -> Matches:
@@ -56,99 +54,57 @@ def refine(matches: Sequence[Match], context: Context) -> Matches:
     return refined
 
 
-def _reread(
-    matches: Matches, names: Sequence[str], standing: Standing, reading: Reading
-) -> Matches:
-    return [
-        replace(m, standing=standing, reading=reading) if m.rule.name in names else m
-        for m in matches
-    ]
-
-
-def _of(matches: Matches, *names: str) -> Matches:
-    return [m for m in matches if m.rule.name in names]
-
-
 def _engine_exceptions(matches: Matches, _: Context) -> Matches:
     """Xid 13: always the same multiprocessor is a suspect, many are the program."""
-    found = _of(matches, "xid 13")
+    found = of(matches, "xid 13")
     places = {(gpu_of(m.text), sm[0].lower()) for m in found if (sm := _SM.search(m.text))}
     if len(places) == 1:
-        return _reread(matches, ["xid 13"], Standing.SIGN, _SUSPECT_SM)
+        return reread(matches, ["xid 13"], Standing.SIGN, _SUSPECT_SM)
     return matches
 
 
 def _page_faults(matches: Matches, _: Context) -> Matches:
     """Xids 13, 31 and 43 on several GPUs are the program's: hardware fails one at a time."""
-    found = _of(matches, "xid 13", "xid 31", "xid 43")
+    found = of(matches, "xid 13", "xid 31", "xid 43")
     if len({gpu_of(m.text) for m in found}) > 1:
-        return _reread(matches, ["xid 13", "xid 31"], Standing.CAUSE, _PROGRAM)
+        return reread(matches, ["xid 13", "xid 31"], Standing.CAUSE, _PROGRAM)
     return matches
 
 
 def _fabric_privilege(matches: Matches, _: Context) -> Matches:
     """Xid 137 together with the link's own Xids: the link, not the program."""
-    if _of(matches, "xid 137") and _of(matches, "xid nvlink5 nonfatal", "xid nvlink5 fatal"):
+    if of(matches, "xid 137") and of(matches, "xid nvlink5 nonfatal", "xid nvlink5 fatal"):
         names = ["xid 137", "xid nvlink5 nonfatal"]
-        return _reread(matches, names, Standing.PROOF, _NVLINK)
+        return reread(matches, names, Standing.PROOF, _NVLINK)
     return matches
-
-
-def _bank_status(matches: Matches, _: Context) -> Matches:
-    """A machine check whose status has bit 61 was not corrected (Intel SDM, IA32_MCi_STATUS)."""
-
-    def uncorrected(match: Match) -> bool:
-        status = _STATUS.search(match.text)
-        return status is not None and bool(int(status[1], 16) >> 61 & 1)
-
-    return [
-        replace(m, standing=Standing.PROOF, reading=_MEMORY)
-        if m.rule.name == "machine check status" and uncorrected(m)
-        else m
-        for m in matches
-    ]
-
-
-def _lockups(matches: Matches, _: Context) -> Matches:
-    """A processor that is stuck again and again is the machine's fault; once may be load."""
-    if len(_of(matches, "lockup")) > 1:
-        return _reread(matches, ["lockup"], Standing.CAUSE, _KERNEL)
-    return matches
-
-
-def _hung_tasks(matches: Matches, _: Context) -> Matches:
-    """A hung task whose call trace is in a file system waits for storage."""
-    frames = [m.line for m in _of(matches, "frame in storage", "remote storage")]
-    return [
-        replace(m, standing=Standing.CAUSE, reading=_D_STATE)
-        if m.rule.name == "hung task" and any(abs(at - m.line) < _TRACE_LINES for at in frames)
-        else m
-        for m in matches
-    ]
-
-
-def _wedged_driver(matches: Matches, _: Context) -> Matches:
-    """Tasks that hang in the kernel after an Xid of the machine wait for its driver."""
-    xids = [m for m in matches if m.rule.name.startswith("xid ")]
-    return [
-        replace(m, standing=Standing.CAUSE, reading=_WEDGED)
-        if m.rule.name == "hung task" and any((x.source, x.line) < (m.source, m.line) for x in xids)
-        else m
-        for m in matches
-    ]
 
 
 def _flaps(matches: Matches, _: Context) -> Matches:
     """The second alert of one port points at its machine."""
-    down = _of(matches, "fabric port down")
-    ports = [port[1].lower() for m in down if (port := _PORT.search(m.text))]
-    again = {port for port in ports if ports.count(port) > 1}
+    down = of(matches, "fabric port down", "port event")
+    events: dict[str, list[Match]] = {}
+    again: set[str] = set()
+    for match in down:
+        port = _PORT.search(match.text)
+        if port is None:
+            continue
+        before = events.setdefault(port[1].lower(), [])
+        if any(_apart(match, other) for other in before):
+            again.add(port[1].lower())
+        before.append(match)
     return [
         replace(m, standing=Standing.CAUSE, reading=_FLAPS)
         if m in down and (port := _PORT.search(m.text)) and port[1].lower() in again
         else m
         for m in matches
     ]
+
+
+def _apart(one: Match, other: Match) -> bool:
+    """Whether two lines about a port tell of two events: by their times, else by how they begin."""
+    if one.clock_s is not None and other.clock_s is not None:
+        return abs(one.clock_s - other.clock_s) > ONE_EVENT_S
+    return one.text.split()[:2] == other.text.split()[:2]
 
 
 def _num_processes(matches: Matches) -> int:
@@ -160,8 +116,8 @@ def _num_processes(matches: Matches) -> int:
 
 def _bus_errors(matches: Matches, context: Context) -> Matches:
     """SIGBUS of several ranks at once is /dev/shm; of one, a cut file or broken memory."""
-    if _num_processes(_of(matches, "sigbus")) > 1 or context.all_ranks:
-        return _reread(matches, ["sigbus"], Standing.CAUSE, _SHM)
+    if _num_processes(of(matches, "sigbus")) > 1 or context.all_ranks:
+        return reread(matches, ["sigbus"], Standing.CAUSE, _SHM)
     return matches
 
 
@@ -180,22 +136,22 @@ def _after_success(matches: Matches, _: Context) -> Matches:
 
 def _segfaults(matches: Matches, context: Context) -> Matches:
     """In the launcher's last barrier: after success. In several ranks alike: the program."""
-    if _of(matches, "launcher leaving"):
-        return _reread(matches, ["sigsegv", "sigabrt", "traceback"], Standing.SIGN, _DONE)
-    if _num_processes(_of(matches, "sigsegv")) > 1 or context.all_ranks:
-        return _reread(matches, ["sigsegv"], Standing.SIGN, _BUILD)
+    if of(matches, "launcher leaving"):
+        return reread(matches, ["sigsegv", "sigabrt", "traceback"], Standing.SIGN, _DONE)
+    if _num_processes(of(matches, "sigsegv")) > 1 or context.all_ranks:
+        return reread(matches, ["sigsegv"], Standing.SIGN, _BUILD)
     return matches
 
 
 def _loss_scale(matches: Matches, _: Context) -> Matches:
     """Skipped steps are the search for a scale, until the scale gets too small to matter."""
-    overflows = _of(matches, "overflow")
-    scales = [float(s[1].rstrip(".")) for m in overflows if (s := _SCALE.search(m.text))]
+    overflows = of(matches, "overflow")
+    scales = [float(s[1]) for m in overflows if (s := _SCALE.search(m.text))]
     if not overflows:
         return matches
     if scales and min(scales) < SMALLEST_HEALTHY_SCALE:
-        return _reread(matches, ["overflow"], Standing.SIGN, _DIVERGES)
-    return _reread(matches, ["overflow"], Standing.CONTEXT, _SEARCHING)
+        return reread(matches, ["overflow"], Standing.SIGN, _DIVERGES)
+    return reread(matches, ["overflow"], Standing.CONTEXT, _SEARCHING)
 
 
 def _left_over(matches: Matches, _: Context) -> Matches:
@@ -218,13 +174,10 @@ def _left_over(matches: Matches, _: Context) -> Matches:
 
 
 REFINEMENTS: tuple[Refinement, ...] = (
+    *KERNEL_REFINEMENTS,
     _engine_exceptions,
     _page_faults,
     _fabric_privilege,
-    _bank_status,
-    _lockups,
-    _hung_tasks,
-    _wedged_driver,
     _flaps,
     _bus_errors,
     _segfaults,

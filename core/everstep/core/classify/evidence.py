@@ -95,6 +95,8 @@ class Classification:
         file: Name of the file whose lines decided.
         lines: Numbers of those lines, from 0.
         reason: One sentence.
+        line: Number of the leading line, or None when none leads.
+        standing: What the leading line proves.
     """
 
     symptom: Symptom
@@ -105,3 +107,5 @@ class Classification:
     file: str
     lines: tuple[int, ...]
     reason: str
+    line: int | None = None
+    standing: Standing = Standing.HARMLESS

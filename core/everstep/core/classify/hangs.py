@@ -22,6 +22,7 @@ _SAME_GROUP_STEPS = 8
 _POINT_TO_POINT = ("SEND", "RECV", "COALESCED")
 
 _MISMATCH = Reading(Symptom.JOB_HANG, Label.USER_CODE, Action.ROLLBACK, 0.75)
+_BRANCHED = Reading(Symptom.JOB_HANG, Label.USER_CODE, Action.ROLLBACK, 0.5)
 _DIVERGED = Reading(Symptom.NCCL_TIMEOUT, Label.USER_CODE, Action.ROLLBACK, 0.6)
 _LARGE_JOB = Reading(Symptom.NCCL_TIMEOUT, Label.UNKNOWN, Action.CHECK, 0.4)
 _SAVE = Reading(Symptom.NCCL_TIMEOUT, Label.STORAGE, Action.RETRY, 0.6)
@@ -36,6 +37,11 @@ class Work:
     number: int
     what: tuple[str, str, str]
 
+
+_FRAME = re.compile(
+    r"\b(all_?reduce|all_?gather|reduce_scatter|broadcast|barrier|all_to_all)", re.IGNORECASE
+)
+_ONE_STACK_LINES = 3
 
 LARGE_JOB_RANKS = 256
 """Where machines begin to outnumber programs as causes of a hang: of the paper's hangs on more than
@@ -53,6 +59,13 @@ def refine_hangs(matches: Sequence[Match], context: Context) -> list[Match]:
     if _many_missing(matches):
         return [
             replace(m, reading=_DIVERGED) if m.rule.name == "ranks missing" else m for m in matches
+        ]
+    if _stacks_differ([m for m in matches if m.rule.name == "frame in a collective"]):
+        return [
+            replace(m, standing=Standing.SIGN, reading=_BRANCHED)
+            if m.rule.name == "frame in a collective"
+            else m
+            for m in matches
         ]
     ranks = [m.rank for m in matches if m.rank is not None]
     if (context.world_size or max(ranks, default=0) + 1) >= LARGE_JOB_RANKS:
@@ -110,6 +123,25 @@ def _differ(works: Sequence[Work]) -> bool:
         if one.group == other.group and near and one.what != other.what:
             return True
     return False
+
+
+def _stacks_differ(frames: Sequence[Match]) -> bool:
+    """Whether dumped stacks stand in different collectives: other branches of the program.
+
+    Sends and receives of a pipeline differ by nature and do not count.
+    """
+    stacks: list[set[str]] = []
+    last: Match | None = None
+    for frame in frames:
+        found = _FRAME.search(frame.text)
+        if found is None:
+            continue
+        near = last is not None and last.source == frame.source
+        if not (near and last is not None and frame.line - last.line <= _ONE_STACK_LINES):
+            stacks.append(set())
+        stacks[-1].add(found[1].lower().replace("_", ""))
+        last = frame
+    return any(not one & other for one, other in combinations(stacks, 2))
 
 
 def _since_a_save(matches: Sequence[Match]) -> bool:

@@ -136,4 +136,6 @@ def _answer(
         file=evidence[lead.source].name,
         lines=tuple(sorted({lead.line, *same[:_MAX_LINES]})),
         reason=reason,
+        line=lead.line,
+        standing=lead.standing,
     )

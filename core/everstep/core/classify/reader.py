@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections import deque
 from collections.abc import Iterable
@@ -10,6 +11,7 @@ from everstep.core.classify.evidence import Evidence, Match
 from everstep.core.classify.kinds import guess
 from everstep.core.classify.lines import clock_of, rank_of
 from everstep.core.classify.names import Kind
+from everstep.core.classify.needles import Index
 from everstep.core.classify.rule import Rule, Standing
 from everstep.core.classify.rules import RULES
 from everstep.core.classify.screen import Screen
@@ -23,15 +25,23 @@ _LAST_OF_A_RULE = 16
 _HEAD_LINES = 400
 _TAIL_BYTES = 32_768
 
-_COMPILED = tuple((rule, re.compile(rule.pattern)) for rule in RULES)
+_INDEX = Index([rule.pattern for rule in RULES])
 _PROGRESS = re.compile(rb"\b(?:iter(?:ation)?|step|epoch|global_step)\b['\" :=/\[]*\d+")
+_COLOURS = re.compile(r"\x1b\[[0-9;]*[a-zA-Z]|\[\d{1,3}(?:;\d{1,3})*m")
 _STRANGE = re.compile(r"\b(?:error|fatal|exception|fail(?:ed|ure)|critical)\b")
 
 
 def read_rule(text: str) -> Rule | None:
     """The rule that a line belongs to, or None."""
     lower = text.lower()
-    return next((rule for rule, pattern in _COMPILED if pattern.search(lower)), None)
+    candidates = (RULES[number] for number in _INDEX.candidates(lower))
+    return next((rule for rule in candidates if _compiled(rule.pattern).search(lower)), None)
+
+
+@functools.cache
+def _compiled(pattern: str) -> re.Pattern[str]:
+    """Most patterns are never needed: each is compiled when a line calls for it."""
+    return re.compile(pattern)
 
 
 class Reader:
@@ -116,7 +126,7 @@ class Reader:
             self._head += head[: _HEAD_LINES - len(self._head)]
 
     def _read(self, line: int, raw: bytes) -> bool:
-        text = raw[:_MAX_TEXT].decode("utf-8", "replace").rstrip("\r")
+        text = _COLOURS.sub("", raw[:_MAX_TEXT].decode("utf-8", "replace")).rstrip("\r")
         rule = read_rule(text)
         if rule is None:
             if self._strange_line is None and _STRANGE.search(text.lower()):

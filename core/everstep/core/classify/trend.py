@@ -25,7 +25,8 @@ _JUMPED = Reading(Symptom.LOSS_SPIKE, Label.UNKNOWN, Action.CHECK, 0.5)
 
 _NUMBER = r"\W{0,6}([0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?)"
 _SPEED = re.compile(
-    r"(?:t(?:era)?flops?(?:/s)?(?:/gpu)?|mfu|tokens/s\w*|tokens per second|tps|samples/s\w*"
+    r"(?:t(?:era)?flops?(?:/s)?(?:/gpu)?|mfu|tokens(?:/|_per_)s\w*|tokens per second|tps"
+    r"|samples(?:/|_per_)s\w*"
     r"|samplespersec|throughput)(?: per gpu)?(?: \([^)]*\))?" + _NUMBER,
     re.IGNORECASE,
 )
@@ -34,6 +35,7 @@ _TIME = re.compile(
     r"(?: ?\([^)]*\))?" + _NUMBER,
     re.IGNORECASE,
 )
+_COLUMN = re.compile(r"[A-Za-z_][\w /.%()-]*")
 _LOSS = re.compile(r"\b(?:lm[ _])?(?:train[ _/])?loss\b['\"]?" + _NUMBER, re.IGNORECASE)
 _NORM = re.compile(r"\bgrad(?:ient)?[_ ]?norm\b['\"]?" + _NUMBER, re.IGNORECASE)
 
@@ -56,6 +58,7 @@ def trend(lines: Sequence[tuple[int, str]]) -> Trend | None:
     Returns:
         The change, or None when the end is like the beginning or there are too few steps.
     """
+    lines = _named(lines)
     for pattern, slower_is_higher in ((_SPEED, False), (_TIME, True)):
         at = _slowed(_series(lines, pattern), slower_is_higher)
         if at is not None:
@@ -68,6 +71,20 @@ def trend(lines: Sequence[tuple[int, str]]) -> Trend | None:
             if before > 0 and last >= JUMP_RATIO * before:
                 return Trend(_JUMPED, line, f"grew {last / before:.0f} times")
     return None
+
+
+def _named(lines: Sequence[tuple[int, str]]) -> Sequence[tuple[int, str]]:
+    """Write the column's name before each value of a table with commas; other text as it is."""
+    header = next((text for _, text in lines if text.strip()), "")
+    names = [name.strip().strip('"') for name in header.split(",")]
+    if len(names) < 2 or not all(_COLUMN.fullmatch(name) for name in names):
+        return lines
+    rows = ((number, text.split(",")) for number, text in lines)
+    return [
+        (number, " ".join(f"{n}: {v.strip()} |" for n, v in zip(names, row, strict=True)))
+        for number, row in rows
+        if len(row) == len(names)
+    ]
 
 
 def _series(lines: Sequence[tuple[int, str]], pattern: re.Pattern[str]) -> list[tuple[int, float]]:

@@ -87,7 +87,11 @@ class GpuWatch:
         self._link_errors: int | None = None
 
     def look(
-        self, reading: GpuReading, at_s: float, own_pids: Collection[int] | None = None
+        self,
+        reading: GpuReading,
+        at_s: float,
+        own_pids: Collection[int] | None = None,
+        strangers: Collection[int] = (),
     ) -> list[Inspection]:
         """Take in a look at `at_s` of the monotonic clock.
 
@@ -95,6 +99,7 @@ class GpuWatch:
             reading: What it said.
             at_s: When.
             own_pids: Processes that may use it; None when nobody knows.
+            strangers: Processes that cannot be seen from here, whose numbers mean nothing.
         """
         gone = next((n for n, why in reading.errors.items() if why in GONE_ERRORS), None)
         if gone is not None:
@@ -110,7 +115,7 @@ class GpuWatch:
             judge_throttle(reading),
             judge_clock(reading),
             self._pcie(reading, at_s),
-            judge_processes(reading, own_pids),
+            judge_processes(reading, own_pids, strangers),
         ]
         if reading.errors.get("nvlinks") != ABSENT:
             found.append(self._nvlink(reading))
@@ -223,16 +228,28 @@ def judge_clock(reading: GpuReading) -> Inspection:
     return healthy("gpu.clock", reading.subject, detail)
 
 
-def judge_processes(reading: GpuReading, own_pids: Collection[int] | None) -> Inspection:
-    """Whether somebody else uses it."""
+def judge_processes(
+    reading: GpuReading, own_pids: Collection[int] | None, strangers: Collection[int] = ()
+) -> Inspection:
+    """Whether somebody else uses it.
+
+    Args:
+        reading: What it said.
+        own_pids: Processes that may use it; None when nobody knows.
+        strangers: Processes that cannot be seen from here: in a container NVML tells the host's
+            numbers, under which the job's own are not known.
+    """
     if (untold := reading.untold("gpu.processes", "pids")) is not None:
         return untold
     pids = reading.several("pids")
     if own_pids is None and pids:
         detail = f"{len(pids)} processes use it, and nobody says whose they should be"
         return unobservable("gpu.processes", reading.subject, detail)
-    others = sorted(set(pids) - set(own_pids or ()))
+    others = sorted(set(pids) - set(own_pids or ()) - set(strangers))
     if others:
         detail = f"used by other processes: {', '.join(str(pid) for pid in others)}"
         return faulty("gpu.processes", reading.subject, Symptom.MFU_DECLINE, detail)
+    if strangers:
+        detail = f"{len(strangers)} processes use it that cannot be seen from here"
+        return unobservable("gpu.processes", reading.subject, detail)
     return healthy("gpu.processes", reading.subject, f"{len(pids)} processes, all of the job")

@@ -9,6 +9,9 @@ import ipaddress
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+_REFUSED = 0x200
+"""Flag of a route that says that there is none (RTF_REJECT)."""
+
 
 def nccl_matches(pattern: str, name: str) -> bool:
     """Whether NCCL would use `name` under a value of NCCL_SOCKET_IFNAME or NCCL_IB_HCA.
@@ -34,10 +37,10 @@ def nccl_matches(pattern: str, name: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One IPv4 route."""
+    """One route."""
 
     interface: str
-    network: ipaddress.IPv4Network
+    network: ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 def parse_routes(text: str) -> list[Route]:
@@ -56,13 +59,31 @@ def parse_routes(text: str) -> list[Route]:
     return routes
 
 
+def parse_routes_6(text: str) -> list[Route]:
+    """Read /proc/net/ipv6_route; lines that are not usable routes are left out."""
+    routes: list[Route] = []
+    for line in text.splitlines():
+        fields = line.split()
+        if len(fields) != 10 or fields[9] == "lo":
+            continue
+        try:
+            address, length = ipaddress.IPv6Address(bytes.fromhex(fields[0])), int(fields[1], 16)
+            refused = int(fields[8], 16) & _REFUSED
+            network = ipaddress.IPv6Network((address, length))
+        except ValueError:
+            continue
+        if not refused:
+            routes.append(Route(fields[9], network))
+    return routes
+
+
 def route_to(address: str, routes: Iterable[Route]) -> str | None:
-    """The interface over which an IPv4 address is reached; None for this host or no route."""
+    """The interface over which an address is reached; None for this host or no route."""
     try:
         wanted = ipaddress.ip_address(address)
     except ValueError:
         return None
-    if wanted.is_loopback or not isinstance(wanted, ipaddress.IPv4Address):
+    if wanted.is_loopback:
         return None
     fitting = [route for route in routes if wanted in route.network]
     return max(fitting, key=lambda r: r.network.prefixlen).interface if fitting else None

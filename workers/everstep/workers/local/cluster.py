@@ -22,12 +22,13 @@ from temporalio.service import RPCError
 
 from everstep.core import names
 from everstep.core.errors import EverstepError, InputError, PermanentError, TransientError
+from everstep.core.memory import CodeVersion
 from everstep.core.model import IncidentRecord
 from everstep.spec.job import JobSpec
 from everstep.workers import runtime
 from everstep.workers.local import faults, ports, server
 from everstep.workers.local.children import Child
-from everstep.workers.local.code import take_version
+from everstep.workers.local.code import take_broken, take_previous, take_version
 from everstep.workers.local.folder import RunFolder
 from everstep.workers.local.guardian import Guardian
 from everstep.workers.settings import WorkerSettings
@@ -64,12 +65,16 @@ class RunOptions:
         planned: Faults to inject.
         temporal_port: Wanted port of the Temporal server, or None.
         ui_port: Wanted port of its web UI, or None.
+        metrics: Whether agents and the analyzer serve Prometheus metrics.
+        from_scratch: Whether checkpoints of earlier runs in storage are to be ignored.
     """
 
     folder: RunFolder
     planned: tuple[faults.Fault, ...]
     temporal_port: int | None
     ui_port: int | None
+    metrics: bool = False
+    from_scratch: bool = False
 
 
 class Narrator(Protocol):
@@ -109,7 +114,11 @@ class LocalRun:
         self._narrator = narrator
         self._children: dict[str, Child] = {}
         self._agents: dict[str, Child] = {}
-        self._plan = faults.FaultPlan(options.planned, self._schedule)
+        code = faults.FaultKind.CODE_ERROR
+        self._code_faults = [fault for fault in options.planned if fault.kind is code]
+        later = [fault for fault in options.planned if fault.kind is not code]
+        self._plan = faults.FaultPlan(later, self._schedule)
+        self._breaks_things = any(fault.kind not in faults.KILLED for fault in options.planned)
         self._num_machines = 0
         self._environment: dict[str, str] = {}
         self._settings: WorkerSettings | None = None
@@ -132,6 +141,13 @@ class LocalRun:
     async def _run(self) -> JobResult:
         self._folder.write_state(job=self._spec.name)
         version, code = await asyncio.to_thread(take_version, self._spec, self._folder.code)
+        earlier = await asyncio.to_thread(take_previous, self._spec, self._folder.code)
+        for fault in self._code_faults:
+            earlier.append(CodeVersion(version, str(code), proven=True))
+            version, code = await asyncio.to_thread(
+                take_broken, code, self._folder.code, fault.step
+            )
+            self._note_fault(fault, f"code version {version} fails after step {fault.step}")
         self._write_spec(code)
         self._settings = WorkerSettings(
             spec_file=self._folder.spec.absolute(),
@@ -141,11 +157,15 @@ class LocalRun:
             host=HOST,
             telemetry_host=HOST,
             telemetry_port=ports.free_port(HOST),
+            inject_faults=self._breaks_things,
+            metrics_port=0 if self._options.metrics else None,
         )
         self._environment = {**os.environ, **self._settings.environment()}
         await self._guardian.start()
         client = await self._server()
-        handle = await self._start_job(client, version, code)
+        spec = self._spec.model_copy(update={"environment": {}})
+        job = JobInput(spec, version, str(code), self._options.from_scratch, tuple(earlier))
+        handle = await self._start_job(client, job)
         self._client = client
         await self._start_worker("controller")
         await self._start_worker("analyzer")
@@ -245,17 +265,14 @@ class LocalRun:
         assert self._settings is not None  # noqa: S101 - set before anything is started
         return self._settings
 
-    async def _start_job(
-        self, client: Client, version: str, code: Path
-    ) -> WorkflowHandle[RunJob, JobResult]:
-        spec = self._spec.model_copy(update={"environment": {}})
+    async def _start_job(self, client: Client, job: JobInput) -> WorkflowHandle[RunJob, JobResult]:
         workflow_id = names.job_workflow_id(self._spec.name)
         deadline_s = time.monotonic() + REGISTRATION_PATIENCE_S
         while True:
             try:
                 return await client.start_workflow(
                     RunJob.run,
-                    args=[JobInput(spec, version, str(code)), None],
+                    args=[job, None],
                     id=workflow_id,
                     task_queue=names.CONTROLLER_QUEUE,
                     task_timeout=workflow_options.WORKFLOW_TASK_TIMEOUT,
@@ -344,6 +361,16 @@ class LocalRun:
                 slots=list(slots),
                 standbys=[info.machine for info in status.pool],
                 evicted=list(status.evicted),
+                notes=[[note.at_s, note.text] for note in status.notes],
+                noted=[
+                    {
+                        "symptom": alert.symptom,
+                        "at_s": alert.at_s,
+                        "machine": alert.machine,
+                        "detail": alert.detail,
+                    }
+                    for alert in status.noted
+                ],
             )
 
     async def _result(self, handle: WorkflowHandle[RunJob, JobResult]) -> JobResult:
@@ -378,10 +405,16 @@ class LocalRun:
     ) -> None:
         """Tell of incidents as they go, and of agents that end before they could join."""
         phase = ""
+        told: set[str] = set()
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
             try:
                 status = await handle.query(RunJob.status)
+                noted = [note.text for note in status.notes] + [a.detail for a in status.noted]
+                for text in noted:
+                    if text not in told:
+                        told.add(text)
+                        self._narrator.say(text)
                 if status.phase != phase and status.phase == "training":
                     self._narrator.say("all ranks are started; the first step takes longest")
                     self._plan.reached(0)
@@ -425,6 +458,10 @@ class LocalRun:
                 faults.kill_rank(int(fault.target), self._folder.machines)
             elif fault.kind is faults.FaultKind.MACHINE_LOST:
                 faults.kill_machine(self._children[f"agent-{fault.target}"].pid)
+            elif fault.kind in faults.BROKEN:
+                faults.break_machines(fault, self._folder.machines)
+                self._note_fault(fault, faults.BROKEN[fault.kind])
+                return
             else:
                 self._children[fault.kind.value.removesuffix("_killed")].kill()
         except TransientError as error:
@@ -432,13 +469,13 @@ class LocalRun:
             return
         victim = fault.kind.value.removesuffix("_killed").removesuffix("_lost")
         at = f"{victim} {fault.target}".strip()
-        self._folder.write_state(
-            faults=[
-                *self._folder.read_state().get("faults", []),
-                {"fault": str(fault), "at_s": time.time()},
-            ]
-        )
-        self._narrator.say(f"fault injected: SIGKILL to {at} ({fault})")
+        self._note_fault(fault, f"SIGKILL to {at}")
+
+    def _note_fault(self, fault: faults.Fault, what: str) -> None:
+        entry = {"fault": str(fault), "at_s": time.time()}
+        known = self._folder.read_state().get("faults", [])
+        self._folder.write_state(faults=[*known, entry])
+        self._narrator.say(f"fault injected: {what} ({fault})")
 
     # --- Stopping ---------------------------------------------------------------------------------
 

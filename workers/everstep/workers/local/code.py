@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 import subprocess
@@ -10,6 +11,7 @@ import tempfile
 from pathlib import Path
 
 from everstep.core.errors import InputError
+from everstep.core.memory import CodeVersion
 from everstep.spec.job import JobSpec
 from everstep.workers.local.leash import leashed
 
@@ -17,6 +19,9 @@ LEFT_OUT = (".git", ".venv", "__pycache__", ".mypy_cache", ".ruff_cache", ".pyte
 """Never part of a version: histories, environments, caches, and runs."""
 
 VERSION_DIGITS = 12
+
+CODE_ERROR = "code_error.json"
+"""What makes a version fail, in a run that asked for it (`examples/gpt/injected.py`)."""
 
 
 def take_version(spec: JobSpec, store: Path) -> tuple[str, Path]:
@@ -43,6 +48,42 @@ def take_version(spec: JobSpec, store: Path) -> tuple[str, Path]:
             f"cannot be copied to {store}: {_short(error)}",
             "Make it readable, and the run's folder writable and roomy.",
         ) from error
+
+
+def take_previous(spec: JobSpec, store: Path) -> list[CodeVersion]:
+    """The version that the spec names as the one before, copied like the first; at most one.
+
+    Raises:
+        InputError: The code cannot be read or fetched.
+    """
+    previous = spec.code.previous
+    if previous is None:
+        return []
+    field = "directory" if spec.code.git is None else "ref"
+    code = spec.code.model_copy(update={field: previous})
+    version, directory = take_version(spec.model_copy(update={"code": code}), store)
+    return [CodeVersion(version, str(directory))]
+
+
+def take_broken(good: Path, store: Path, step: int) -> tuple[str, Path]:
+    """A version like a good one, of which the reference trainer fails after a step.
+
+    Args:
+        good: Folder of the good version.
+        store: Where versions are kept.
+        step: The last step that it can do.
+    """
+    staging = Path(tempfile.mkdtemp(prefix=".staging-", dir=store.absolute()))
+    try:
+        shutil.copytree(good, staging, symlinks=True, dirs_exist_ok=True)
+        (staging / CODE_ERROR).write_text(json.dumps({"step": step + 1}))
+        version = _digest(staging)
+        target = store.absolute() / version
+        if not target.exists():
+            staging.rename(target)
+        return version, target
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
 
 
 def _take(spec: JobSpec, store: Path, staging: Path) -> tuple[str, Path]:

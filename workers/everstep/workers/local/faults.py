@@ -1,7 +1,9 @@
-"""Planned faults: real signals to real processes, at a step that the job has reached.
+"""Planned faults, at a step that the job has reached: real signals, and machines that are broken.
 
-A fault is written `KIND@STEP[+SECONDS][:TARGET]`: once all ranks have finished STEP (and SECONDS
-later, to hit a recovery under way) the target gets SIGKILL.
+A fault is written `KIND@STEP[+SECONDS][:TARGET][,OPTION...]`. It takes place once all ranks have
+finished STEP, and SECONDS later, to hit a recovery under way. What is killed gets SIGKILL. What is
+broken lies in its machine's folder from then on (`everstep.selfcheck.faults`): the reference
+trainer and the checks look there in a run that asked for it, and in no other.
 """
 
 from __future__ import annotations
@@ -16,28 +18,68 @@ from pathlib import Path
 import psutil
 
 from everstep.core.errors import InputError, TransientError
+from everstep.core.model import Check
+from everstep.selfcheck.faults import InjectedFault, write_fault
 
 
 class FaultKind(StrEnum):
-    """What is killed."""
+    """What is killed, or broken."""
 
     RANK_KILLED = "rank_killed"
     MACHINE_LOST = "machine_lost"
     CONTROLLER_KILLED = "controller_killed"
     ANALYZER_KILLED = "analyzer_killed"
     SERVER_KILLED = "server_killed"
+    NAN = "nan"
+    SDC = "sdc"
+    CUDA_ERROR = "cuda_error"
+    TRANSIENT = "transient"
+    SLOW = "slow"
+    HANG = "hang"
+    LINK_BAD = "link_bad"
+    CODE_ERROR = "code_error"
 
 
-TARGETED = (FaultKind.RANK_KILLED, FaultKind.MACHINE_LOST)
+KILLED = {
+    FaultKind.RANK_KILLED: "RANK",
+    FaultKind.MACHINE_LOST: "MACHINE",
+    FaultKind.CONTROLLER_KILLED: "",
+    FaultKind.ANALYZER_KILLED: "",
+    FaultKind.SERVER_KILLED: "",
+}
+"""What gets a signal, and what has to be named."""
+
+BROKEN = {
+    FaultKind.NAN: "NaN in the gradient of the machine's first rank, at every step",
+    FaultKind.SDC: "a flipped bit in the products of the machine's first rank; only the bitwise"
+    " test sees it",
+    FaultKind.CUDA_ERROR: "the machine's first rank crashes, at every step",
+    FaultKind.TRANSIENT: "the machine's first rank crashes, once",
+    FaultKind.SLOW: "the machine's steps take longer",
+    FaultKind.HANG: "the machine's first rank never ends its step",
+    FaultKind.LINK_BAD: "what two machines send each other is lost or wrong (MACHINE-MACHINE)",
+}
+"""What stays with a machine until it is evicted, and shows at its next step."""
+
+OPTIONS = {
+    "once": "shows once and is over",
+    "p=0.5": "shows with this probability: at a step, for sdc at a product",
+    "hidden": "sdc: no check sees it",
+    "gross": "sdc: the GPU check sees it, too",
+    "bit=30": "sdc: the bit of a float32 that flips",
+    "by=0.5": "slow: by how many seconds",
+}
 
 _FORM = re.compile(
     r"(?P<kind>[a-z_]+)@(?P<step>\d+)(?:\+(?P<delay>\d+(?:\.\d+)?))?(?::(?P<target>[\w.-]+))?"
+    r"(?:,(?P<options>[\w.=,]+))?"
 )
+_OPTION = re.compile(r"(?P<name>once|hidden|gross|p|bit|by)(?:=(?P<value>\d+(?:\.\d+)?))?")
 
 _FIX = (
-    "Write KIND@STEP[+SECONDS]:TARGET, for example rank_killed@20:5, machine_lost@30:m1, "
-    "machine_lost@30+0.5:m2 or controller_killed@30+0.1; kinds: "
-    f"{', '.join(kind.value for kind in FaultKind)}."
+    "Write KIND@STEP[+SECONDS]:TARGET[,OPTION], for example rank_killed@20:5, machine_lost@30:m1, "
+    "machine_lost@30+0.5:m2, controller_killed@30+0.1, sdc@20:m1,p=0.5 or link_bad@20:m0-m1; "
+    f"kinds: {', '.join(kind.value for kind in FaultKind)}; options: {', '.join(OPTIONS)}."
 )
 
 
@@ -46,21 +88,59 @@ class Fault:
     """One planned fault.
 
     Attributes:
-        kind: What is killed.
+        kind: What is killed or broken.
         step: Once all ranks have finished this step.
         delay_s: And this much later.
-        target: A rank's number, or a machine's name; empty where there is only one to hit.
+        target: A rank's number, a machine's name, or two with a hyphen between them; empty where
+            there is only one to hit.
+        options: As they were written, in order.
     """
 
     kind: FaultKind
     step: int
     delay_s: float
     target: str
+    options: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         delay = f"+{self.delay_s:g}" if self.delay_s else ""
         target = f":{self.target}" if self.target else ""
-        return f"{self.kind}@{self.step}{delay}{target}"
+        return f"{self.kind}@{self.step}{delay}{target}{''.join(f',{o}' for o in self.options)}"
+
+    @property
+    def machines(self) -> list[str]:
+        """The machines that it breaks."""
+        return self.target.split("-") if self.kind in BROKEN else []
+
+    def on(self, machine: str) -> InjectedFault:
+        """As it lies in the folder of one of its machines."""
+        given: dict[str, str] = {}
+        for option in self.options:
+            name, _, given[name] = option.partition("=")
+        seen_by = [] if "hidden" in given else [Check.BITWISE.value]
+        if "gross" in given:
+            seen_by.append(Check.GPU.value)
+        return InjectedFault(
+            name=re.sub(r"\W+", "-", str(self)),
+            kind=self.kind.value,
+            once="once" in given or self.kind is FaultKind.TRANSIENT,
+            probability=float(given.get("p", 1.0)),
+            bit=int(given.get("bit", 30)),
+            seen_by=tuple(seen_by) if self.kind is FaultKind.SDC else (),
+            peer=next((other for other in self.machines if other != machine), ""),
+            slow_s=float(given.get("by", 0.5)),
+        )
+
+
+def told() -> str:
+    """All kinds and options, for the command's help."""
+    broken = "; ".join(f"{kind}: {what}" for kind, what in BROKEN.items())
+    options = "; ".join(f"{option}: {what}" for option, what in OPTIONS.items())
+    return (
+        f"Killed, by SIGKILL: {', '.join(KILLED)}. Broken, in the reference trainer and in checks,"
+        f" until the machine is evicted: {broken}. code_error: the job starts with a code version"
+        f" that fails after STEP, and has one before that does not. Options: {options}."
+    )
 
 
 def parse(text: str, world_size: int, machines: Sequence[str]) -> Fault:
@@ -78,22 +158,67 @@ def parse(text: str, world_size: int, machines: Sequence[str]) -> Fault:
     if found is None or found["kind"] not in list(FaultKind):
         raise InputError(f"--fault {text}", "is not understood", _FIX)
     kind, target = FaultKind(found["kind"]), found["target"] or ""
-    if (kind in TARGETED) != bool(target):
-        what = "needs a target" if kind in TARGETED else "takes no target"
+    untargeted = kind is FaultKind.CODE_ERROR or KILLED.get(kind) == ""
+    if untargeted == bool(target):
+        what = "takes no target" if untargeted else "needs a target"
         raise InputError(f"--fault {text}", f"{kind} {what}", _FIX)
-    if kind is FaultKind.RANK_KILLED and not (target.isdigit() and int(target) < world_size):
+    if kind is FaultKind.RANK_KILLED:
+        _check_rank(text, target, world_size)
+    elif not untargeted:
+        target = _machines(text, kind, target, machines)
+    options = tuple(found["options"].split(",")) if found["options"] else ()
+    _check_options(text, kind, options)
+    return Fault(kind, int(found["step"]), float(found["delay"] or 0), target, options)
+
+
+def _check_rank(text: str, target: str, world_size: int) -> None:
+    if not (target.isdigit() and int(target) < world_size):
         raise InputError(
             f"--fault {text}", f"there is no rank {target}", f"Ranks are 0 to {world_size - 1}."
         )
-    if kind is FaultKind.MACHINE_LOST:
-        target = f"m{target}" if target.isdigit() else target
-        if target not in machines:
+
+
+def _machines(text: str, kind: FaultKind, target: str, machines: Sequence[str]) -> str:
+    wanted = [f"m{name}" if name.isdigit() else name for name in target.split("-")]
+    for name in wanted:
+        if name not in machines:
             raise InputError(
                 f"--fault {text}",
-                f"there is no machine {target}",
+                f"there is no machine {name}",
                 f"Machines are {machines[0]} to {machines[-1]}.",
             )
-    return Fault(kind, int(found["step"]), float(found["delay"] or 0), target)
+    number = 2 if kind is FaultKind.LINK_BAD else 1
+    if len(set(wanted)) != number:
+        what = "two machines, as in m0-m1" if number == 2 else "one machine"
+        raise InputError(f"--fault {text}", f"{kind} needs {what}", _FIX)
+    return "-".join(wanted)
+
+
+def _check_options(text: str, kind: FaultKind, options: Sequence[str]) -> None:
+    for option in options:
+        found = _OPTION.fullmatch(option)
+        if found is None or (found["name"] in ("p", "bit", "by")) != bool(found["value"]):
+            raise InputError(f"--fault {text}", f"option {option} is not understood", _FIX)
+        only = {"hidden": "sdc", "gross": "sdc", "bit": "sdc", "by": "slow"}.get(found["name"])
+        always = kind is FaultKind.LINK_BAD or kind not in BROKEN
+        if always or (only is not None and kind != only):
+            raise InputError(f"--fault {text}", f"{kind} has no option {found['name']}", _FIX)
+        value = float(found["value"] or 1)
+        if (found["name"] == "p" and not 0 < value <= 1) or (
+            found["name"] == "bit" and value not in range(32)
+        ):
+            raise InputError(f"--fault {text}", f"option {option} is out of range", _FIX)
+
+
+def break_machines(fault: Fault, machines_directory: Path) -> None:
+    """Put the fault into the folders of its machines."""
+    for machine in fault.machines:
+        write_fault(faults_directory(machines_directory / machine), fault.on(machine))
+
+
+def faults_directory(machine_directory: Path) -> Path:
+    """Where a machine's faults lie."""
+    return machine_directory / "faults"
 
 
 def kill_rank(rank: int, machines_directory: Path) -> int:

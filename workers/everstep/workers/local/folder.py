@@ -92,6 +92,11 @@ class RunFolder:
         return self.path / "evidence"
 
     @property
+    def metrics(self) -> Path:
+        """Where Prometheus finds the metrics of our processes, if they serve any."""
+        return self.path / "metrics"
+
+    @property
     def requests(self) -> Path:
         """Requests for further machines, one file each, taken by the running cluster."""
         return self.path / "requests"
@@ -234,7 +239,7 @@ def _names(folder: RunFolder) -> set[str]:
         for entry in (
             folder.spec, folder.secret, folder.state, folder.code, folder.logs, folder.machines,
             folder.incidents, folder.output, folder.steps, folder.evictions, folder.requests,
-            folder.evidence,
+            folder.metrics, folder.evidence,
         )
     }  # fmt: skip
     ours |= {f"{folder.database.name}{tail}" for tail in ("", "-wal", "-shm", ".lock")}

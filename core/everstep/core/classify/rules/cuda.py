@@ -25,6 +25,15 @@ RULES: tuple[Rule, ...] = (
         ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate more than 1EB memory.",),
     ),
     Rule(
+        "pinned memory full",
+        r"cudahostalloc|(?:pinned|page-locked) (?:host )?memory.*(?:fail|cannot|unable)",
+        Standing.CAUSE,
+        Reading(Symptom.HOST_OOM, Label.HOST, Action.RETRY, 0.7),
+        "the machine has no memory left to give to the GPU",
+        "CUDA runtime API: cudaHostAlloc",
+        ("RuntimeError: CUDA error: out of memory (cudaHostAlloc failed to allocate 3 bytes)",),
+    ),
+    Rule(
         "device memory full",
         r"cuda out of memory|outofmemoryerror|cuda_error_out_of_memory"
         r"|cuda failure (?:\d+ )?'?out of"
@@ -121,6 +130,16 @@ RULES: tuple[Rule, ...] = (
         "said while a process ends",
         _CUDA + " (4)",
         ("CUDA error: driver shutting down",),
+    ),
+    Rule(
+        "cuda error announced",
+        r"\[cuda error\] at|cuda (?:error|failure) (?:at|in) (?:file |line )?[\w/.]+:\d+\W*$"
+        r"|cuda kernel errors might be asynchronously|check failed: .*cudasuccess\W*$",
+        Standing.CONSEQUENCE,
+        _STICKY,
+        "the error itself is in another line",
+        _CUDA,
+        ("[CUDA ERROR] at file train.cu:1238:",),
     ),
     Rule(
         "cuda error other",

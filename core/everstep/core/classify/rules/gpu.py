@@ -18,7 +18,8 @@ _UNSURE = Reading(Symptom.GPU_UNAVAILABLE, Label.INFRASTRUCTURE, Action.CHECK, 0
 RULES: tuple[Rule, ...] = (
     Rule(
         "gpu lost",
-        r"fallen off the bus|gpu is lost|gpu_is_lost|gpu_?lost\b|nvmlerror_gpuislost",
+        r"fallen off the bus|gpu is lost|gpu_is_lost|gpu_?lost\b|nvmlerror_gpuislost"
+        r"|gpu lost from the bus|gpu has been lost|gpu (?:\S+ )?(?:is|was) missing from",
         Standing.PROOF,
         _LOST,
         "a GPU is gone from the PCIe bus",
@@ -28,7 +29,14 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "gpu without handle",
         r"unable to determine the device handle for gpu|rminitadapter failed|rm_?init_?adapter fail"
-        r"|gpu requires reset|nvml_error_reset_required|\berr!",
+        r"|gpu requires (?:a )?reset|(?:nvml_error|nv_err)_reset_required|reset required \[|\berr!"
+        r"|nvrm: .*(?:fsp command timed out|gsp\b.*(?:fail|time-?out|timed out|halt|crash)"
+        r"|marked for reset|cannot initialize gsp)|nvidia(?: gpu)? prob(?:e"
+        r"|ing) (?:routine )?failed"
+        r"|nvml_error_(?:gpu_not_found|irq_issue)|nvrm: .*gpu .*(?:not responding|is in an? (?:bad"
+        r"|error))"
+        r"|nvidia: probe of \S+ failed|unhealthy.*(?:gpu-|nvidia\.com/gpu|xid)"
+        r"|(?:gpu-|nvidia\.com/gpu|xid).*\bunhealthy",
         Standing.PROOF,
         _LOST,
         "the driver cannot talk to a GPU",
@@ -71,7 +79,10 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "memory uncorrectable",
-        r"uncorrectable ecc|ecc uncorrectable|cuda_error_ecc_uncorrectable|row remapp\w+ fail"
+        r"uncorrectable ecc|ecc uncorrectable|cuda_error_ecc_uncorrectable|cudaerrorecc\w+"
+        r"|row remapp\w+ fail\w*(?! *occurred *: *no)(?! *: *(?:no|0))|\b(?:a dbe|dbe\(s\)"
+        r"|dbes?) (?:\([^)]*\) )?(?:was |were )?detected"
+        r"|uncorrectable (?:dram|sram|memory|double bit)|uncorrectable memory error"
         r"|remapping failure occurred *: *yes|double[- ]bit (?:ecc )?error"
         r"|^(?!.*aggregate).*\bdram uncorrectable\W+[1-9]|volatile.*uncorrect\w+ *: *[1-9]"
         r"|dbe\b.*\b[1-9]\d* (?:error|count)",
@@ -84,7 +95,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "nvlink uncorrectable",
         r"uncorrectable nvlink|nvlink_uncorrectable|nvlink fatal|nvlink:? fatal error"
-        r"|cuda_error_contained|invalid access of peer gpu memory over nvlink",
+        r"|cuda_?error_?contained|invalid access of peer gpu memory over nvlink"
+        r"|cudaerrornvlink\w+|nvlink.*(?:crc|replay|recovery) error.*(?:threshold|exceed)",
         Standing.PROOF,
         _LINK,
         "the NVLink fabric failed; the first to say so is nearest to it",
@@ -92,22 +104,8 @@ RULES: tuple[Rule, ...] = (
         ("jax error: CUDA_ERROR_NVLINK_UNCORRECTABLE: uncorrectable NVLink error detected",),
     ),
     Rule(
-        "fabric not ready",
-        r"system not yet initialized|cuda_error_system_not_ready|fabric ?manager.*(?:fail"
-        r"|not running)"
-        r"|fabric state *: *(?:in progress|failure)",
-        Standing.CAUSE,
-        _UNSURE,
-        "the machine's fabric manager is not running, or of another version",
-        "CUDA driver API: CUDA_ERROR_SYSTEM_NOT_READY (802)",
-        (
-            "RuntimeError: Unexpected error from cudaGetDeviceCount(). Error 802: system not yet"
-            " initialized",
-        ),
-    ),
-    Rule(
         "no device",
-        r"no cuda-capable device is detected|cuda_error_no_device|no devices were found"
+        r"no cuda-capable device is detected|cuda_?error_?no_?device|no devices were found"
         r"|no cuda gpus are available",
         Standing.SIGN,
         _UNSURE,
@@ -118,7 +116,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "device busy",
         r"device or resource busy|\bebusy\b|errno 16\b|devices? is/are busy or unavailable"
-        r"|device\(s\) is/are busy|cuda_error_device_unavailable",
+        r"|device\(s\) is/are busy|cuda_?error_?devices?_?unavailable",
         Standing.CAUSE,
         _HELD,
         "the device is held by another process, often one that an earlier attempt left",
@@ -131,6 +129,11 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "image does not fit the driver",
         r"cuda driver version is insufficient|nvidia driver on your system is too old"
+        r"|cudaerror(?:insufficientdriver|nokernelimage\w*|compat\w+|unsupportedptx\w*|jit\w+)"
+        r"|cuda_error_(?:no_binary_for_gpu|invalid_ptx|unsupported_ptx_version|jit_\w+"
+        r"|invalid_image)"
+        r"|cli\S*: requirement error|device kernel image is invalid|ptx jit compil\w+ (?:failed"
+        r"|error)"
         r"|found no nvidia driver|libcuda\.so\.1: cannot open"
         r"|no kernel image is available|forward compatibility was attempted|the provided ptx was"
         r"|not compatible with the current pytorch installation|unsatisfied condition: cuda",
@@ -139,6 +142,18 @@ RULES: tuple[Rule, ...] = (
         "the image was built for another driver or GPU",
         "CUDA compatibility guide; errors 35, 209, 222, 804",
         ("RuntimeError: CUDA error: no kernel image is available for execution on the device",),
+    ),
+    Rule(
+        "diagnostics failed",
+        r"\|? *(?:pcie|gpu memory|memory bandwidth|diagnostic|memtest|targeted \w+|sm stress"
+        r"|nvbandwidth"
+        r"|pulse test|eud|deployment|software|hardware)\b[^|]*\| *fail|\bdcgm_fr_\w+"
+        r"|overall health: *(?:failure|fail)|drain the gpu|field diag\w*.*fail",
+        Standing.CAUSE,
+        _DRIVER,
+        "a check of the GPUs failed",
+        "NVIDIA DCGM: diagnostics and health checks",
+        ("| GPU Memory                | Fail - GPU: 4                                  |",),
     ),
     Rule(
         "gpu slowed down",

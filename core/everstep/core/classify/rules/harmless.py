@@ -33,6 +33,16 @@ RULES: tuple[Rule, ...] = (
         "[    0.000000] Command line: BOOT_IMAGE=/vmlinuz root=/dev/sda1 panic=30 mce=ignore_ce",
     ),
     _harmless(
+        "clocks not lowered",
+        r"(?:slowdown|power brake|power cap|sync boost|clocks setting|idle)\b[ \w]*: *not active"
+        r"|(?:sw power cap|idle|applications clocks setting|sync boost"
+        r"|display clock setting) *: *active",
+        "the GPU runs as fast as its power allows",
+        "NVML API: clocks event reasons",
+        "        HW Thermal Slowdown           : Not Active",
+        "        SW Power Cap                      : Active",
+    ),
+    _harmless(
         "register probe",
         r"access_reg(?:ister)?\b.*(?:bad (?:parameter|operation|resource)|not supported|failed)"
         r"|(?:mlx5_cmd\w*|mlx5_core).*(?:mcia|mtcap|mtmp|ppcnt|pddr|query_\w+).*(?:bad (?:param|op)"
@@ -81,7 +91,9 @@ RULES: tuple[Rule, ...] = (
     ),
     _harmless(
         "pcie corrected",
-        r"severity=correct(?:ed|able)|aer: (?:multiple )?correct(?:ed|able) error",
+        r"severity=correct(?:ed|able)|aer: (?:multiple )?correct(?:ed|able) error"
+        r"|\berror status/mask=|: +\[ ?\d+\] (?:timeout|rollover|badtlp|baddllp|rxerr"
+        r"|advnonfatalerr)\b",
         "PCIe repeated a transfer",
         _LINUX + ": PCIe AER",
         "pcieport 0000:00:1c.5: PCIe Bus Error: severity=Corrected, type=Physical Layer",
@@ -149,8 +161,9 @@ RULES: tuple[Rule, ...] = (
     ),
     _harmless(
         "zero count",
-        r"^(?!.*(?:[:=] *-?(?:nan|inf)\b|iterations: +[1-9])).*(?:"
-        r"\b(?:errors?|failures?|nans?|skipped|overflows?)\b[^:=\d]{0,24}[:=] *0\b(?![.\d])"
+        r"^(?!.*(?:[:=] *-?(?:nan|inf)\b|iterations: +[1-9]|general protection|segfault)).*(?:"
+        r"\b(?:errors?|failures?|nans?|skipped"
+        r"|overflows?)\b[^:=\d,\"']{0,24}[\"']?[:=] *0\b(?![.\d])"
         r"|\b(?:0|no) (?:errors?|failures?|overflows?|nan iterations|mismatch\w*)\b)",
         "a counter that reads zero",
         "trainers' step lines",

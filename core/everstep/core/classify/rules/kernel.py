@@ -7,9 +7,6 @@ from everstep.core.classify.rule import QUIET, Reading, Rule, Standing
 
 _LINUX = "Linux kernel source and admin guide"
 _PANIC = Reading(Symptom.OS_KERNEL_FAULT, Label.HOST, Action.EVICT, 0.85)
-_MEMORY = Reading(Symptom.OS_KERNEL_FAULT, Label.HOST, Action.EVICT, 0.9)
-_BUS = Reading(Symptom.OS_KERNEL_FAULT, Label.HOST, Action.EVICT, 0.75)
-_DISK = Reading(Symptom.STORAGE_ERROR, Label.HOST, Action.EVICT, 0.85)
 _SUSPECT = Reading(Symptom.OS_KERNEL_FAULT, Label.HOST, Action.CHECK, 0.5)
 _OOM = Reading(Symptom.HOST_OOM, Label.HOST, Action.RETRY, 0.9)
 _REMOTE = Reading(Symptom.STORAGE_ERROR, Label.STORAGE, Action.RETRY, 0.75)
@@ -31,7 +28,8 @@ RULES: tuple[Rule, ...] = (
         r"invoked oom-killer|out of memory: kill|killed process \d+|oom_reaper: reaped"
         r"|memory cgroup out of memory|oomkilled|\boom[_ -]kill(?:ed)?\b(?!_)"
         r"|exceeded (?:job |step )?memory limit|oom-kill event|task \d+: out of memory"
-        r"|node running low on memory|ray\.exceptions\.outofmemoryerror|out_of_memory job"
+        r"|\bout_of_me\w*\+?|low on resource: memory|memorypressure|node running low on memory"
+        r"|ray\.exceptions\.outofmemoryerror|out_of_memory job"
         r"|oom_kill [1-9]",
         Standing.PROOF,
         _OOM,
@@ -45,62 +43,11 @@ RULES: tuple[Rule, ...] = (
         ),
     ),
     Rule(
-        "memory corrected",
-        r"\b\d+ ce\b.*memory|\bce memory \w+ error|\bcorrected (?:hardware )?(?:memory )?error"
-        r"|severity[=:] ?corrected|corrected error, no action required|cmci storm"
-        r"|event severity: corrected|\bcorrectable\b|mce_notify_irq",
-        Standing.CONTEXT,
-        QUIET,
-        "an error that the hardware corrected",
-        _LINUX + ": EDAC, RAS",
-        (
-            "EDAC MC0: 1 CE memory read error on CPU_SrcID#0_MC#0_Chan#1_DIMM#0 (channel:1)",
-            "{2}[Hardware Error]: event severity: corrected",
-            "mce: CMCI storm detected: switching to poll mode",
-        ),
-    ),
-    Rule(
-        "memory uncorrected",
-        r"\b\d+ ue\b.*(?:memory|on )|\bue memory \w+ error|uncorrect(?:ed|able) (?:hardware "
-        r"|memory )"
-        r"|memory failure: 0x|hardware memory corruption|uncorrected error|uncorrectable error"
-        r"|uncorrectable ecc",
-        Standing.PROOF,
-        _MEMORY,
-        "the machine's memory has an error that cannot be corrected",
-        _LINUX + ": EDAC, hwpoison",
-        (
-            "EDAC MC1: 2 UE memory scrubbing error on CPU_SrcID#0_MC#1_Chan#0_DIMM#1",
-            "Memory failure: 0x1f3b2: Killing python:77 due to hardware memory corruption",
-        ),
-    ),
-    Rule(
-        "machine check fatal",
-        r"fatal machine check|processor context corrupt|timeout: not all cpus entered"
-        r"|event severity: (?:fatal|recoverable)|machine check: processor context"
-        r"|machine check exception: (?!0 )",
-        Standing.PROOF,
-        _MEMORY,
-        "the processor found an error that it could not correct",
-        _LINUX + ": arch/x86 machine check; ACPI APEI",
-        (
-            "mce: [Hardware Error]: CPU 3: Machine Check Exception: 5 Bank 4: be00000000800400",
-            "{1}[Hardware Error]: event severity: fatal",
-        ),
-    ),
-    Rule(
-        "machine check status",
-        r"machine check(?: event)?: \d+ bank \d+: [0-9a-f]{16}",
-        Standing.CONTEXT,
-        QUIET,
-        "a machine check bank; its bit 61 tells corrected from uncorrected",
-        "Intel SDM vol. 3B: IA32_MCi_STATUS",
-        ("EDAC skx MC1: CPU 3: Machine Check Event: 0 Bank 7: 8c00004000010090",),
-    ),
-    Rule(
         "panic",
         r"kernel panic|not syncing:|unable to handle kernel|bug: unable to handle|kernel bug at"
-        r"|general protection fault(?!.*\bin \S+\.so)|\boops: \d|double fault:|hard lockup"
+        r"|general protection fault(?!.*\bin \S+\.so)|\boops: \w|double fault:|hard lockup"
+        r"|bug: bad page|list_(?:add|del) corruption|kernel stack (?:overflow|is corrupted)"
+        r"|critical temperature reached|thermal shut ?down|bug: unable|internal error: oops"
         r"|rebooting in \d+ seconds",
         Standing.PROOF,
         _PANIC,
@@ -114,7 +61,8 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "lockup",
-        r"soft lockup|rcu\w*:? (?:info: )?\w* ?(?:self-)?detected (?:expedited )?stall",
+        r"soft lockup|rcu\w*:? (?:info: )?\w* ?(?:self-)?detected (?:expedited )?stall"
+        r"|detected stalls? on cpu",
         Standing.SIGN,
         _SUSPECT,
         "a processor did not schedule for long",
@@ -134,63 +82,6 @@ RULES: tuple[Rule, ...] = (
         ("INFO: task python3:77 blocked for more than 120 seconds.",),
     ),
     Rule(
-        "pcie uncorrected",
-        r"pcie bus error: severity=uncorrected|uncorrected \((?:non-)?fatal\)"
-        r"|dpc: containment event"
-        r"|aer: uncorrected|pcie link.*lost|pcie.*surprise (?:link )?down",
-        Standing.PROOF,
-        _BUS,
-        "PCIe lost or damaged a transaction",
-        _LINUX + ": PCIe AER",
-        ("pcieport 0000:17:01.0: AER: PCIe Bus Error: severity=Uncorrected (Fatal), type=TLP",),
-    ),
-    Rule(
-        "file system damaged",
-        r"(?:ext4|xfs|btrfs|f2fs)[^:]*: ?(?:error|corruption|.*(?:i/o|internal) error"
-        r"|.*metadata corruption|.*shut(?:ting)? ?down|.*has been shut)|ext4-fs error"
-        r"|xfs_force_shutdown"
-        r"|remounting filesystem read-only|detected aborted journal|journal has aborted"
-        r"|aborting journal",
-        Standing.PROOF,
-        _DISK,
-        "a local file system is damaged or its disk fails",
-        _LINUX + ": fs/ext4, fs/xfs, fs/jbd2",
-        (
-            "EXT4-fs error (device sda1): ext4_find_entry:1455: inode #2: comm sh: reading"
-            " directory",
-            "EXT4-fs (nvme0n1p2): Remounting filesystem read-only",
-            "XFS (nvme1n1): Metadata corruption detected at xfs_agf_verify, xfs_agf block 0x1",
-            "XFS (dm-3): Filesystem has been shut down due to log error (0x2).",
-        ),
-    ),
-    Rule(
-        "disk error",
-        r"i/o error, dev |buffer i/o error|critical (?:medium|target) error|medium error"
-        r"|unrecovered read error|failed command: |ata\d+(?:\.\d+)?: (?:exception|failed)"
-        r"|nvme\w*:.*(?:controller is down|removing after probe failure|disabling device"
-        r"|device not ready|csts=0xffffffff|frozen state error)|smart.*(?:failing|failed)"
-        r"|lost async page write|raid.*(?:disk failure|degraded)",
-        Standing.PROOF,
-        _DISK,
-        "a disk of the machine fails",
-        _LINUX + ": block layer, drivers/nvme, libata",
-        (
-            "blk_update_request: I/O error, dev nvme0n1, sector 1024 op 0x0:(READ) flags 0x80700",
-            "nvme nvme0: controller is down; will reset: CSTS=0xffffffff, PCI_STATUS=0x10",
-            "nvme nvme1: Removing after probe failure status: -19",
-            "Buffer I/O error on dev sdb, logical block 0, async page read",
-        ),
-    ),
-    Rule(
-        "disk slow",
-        r"nvme\w*: i/o (?:tag )?\d+.*timeout|nvme\w*: abort status",
-        Standing.SIGN,
-        Reading(Symptom.STORAGE_ERROR, Label.HOST, Action.CHECK, 0.5),
-        "a disk answers late",
-        _LINUX + ": drivers/nvme/host/pci.c",
-        ("nvme nvme0: I/O 123 QID 5 timeout, aborting",),
-    ),
-    Rule(
         "remote storage",
         r"nfs: server \S+ (?:not responding|timed out)|lustre(?:error)?:.*(?:lost|evicted|timed out"
         r"|not connected|failed)|libceph:.*(?:down|closed|lost|timed?)|ceph:.*(?:hung|lost|evict)"
@@ -206,6 +97,24 @@ RULES: tuple[Rule, ...] = (
         ),
     ),
     Rule(
+        "frame in the driver",
+        r"\+0x[0-9a-f]+/0x[0-9a-f]+ \[(?:nvidia\w*|amdgpu)\]",
+        Standing.CONTEXT,
+        QUIET,
+        "a task stands in the GPU's driver",
+        _LINUX + ": call traces",
+        (" rmapiLockAcquire+0x294/0x360 [nvidia]",),
+    ),
+    Rule(
+        "memory short",
+        r"page allocation (?:failure|stalls)|kswapd.*blocked|vmalloc.*fail",
+        Standing.SIGN,
+        Reading(Symptom.HOST_OOM, Label.HOST, Action.RETRY, 0.5),
+        "the kernel found no memory where it needed some",
+        _LINUX + ": mm/page_alloc.c",
+        ("python3: page allocation failure: order:5, mode:0x40dc0(GFP_KERNEL|__GFP_COMP)",),
+    ),
+    Rule(
         "segfault line",
         r"segfault at [0-9a-f]+ ip|traps: .*(?:general protection|trap)",
         Standing.SIGN,
@@ -213,15 +122,6 @@ RULES: tuple[Rule, ...] = (
         "a program touched memory that it does not own",
         _LINUX + ": arch/x86/mm/fault.c",
         ("python3[77]: segfault at 10 ip 00007f1 sp 00007f2 error 4 in libtorch_cpu.so[7f+1]",),
-    ),
-    Rule(
-        "processor hot",
-        r"cpu\d*: (?:core|package) temperature.*throttled|cpu clock throttled",
-        Standing.SIGN,
-        Reading(Symptom.MFU_DECLINE, Label.HOST, Action.CHECK, 0.5),
-        "a processor slows itself down for heat",
-        _LINUX + ": x86 thermal interrupt",
-        ("CPU12: Package temperature above threshold, cpu clock throttled (total events = 3)",),
     ),
     Rule(
         "iommu fault",

@@ -7,6 +7,7 @@ from everstep.core.classify.rule import Reading, Rule, Standing
 
 _DRIVERS = "kernel drivers mlx5, bnxt, ice, efa; rdma(8), ibstat(8), ethtool(8)"
 _FIRST = Reading(Symptom.NETWORK_ERROR, Label.NETWORK, Action.RETRY, 0.6)
+_UNSURE = Reading(Symptom.NETWORK_ERROR, Label.NETWORK, Action.CHECK, 0.5)
 _NIC = Reading(Symptom.NETWORK_ERROR, Label.NETWORK, Action.EVICT, 0.8)
 
 RULES: tuple[Rule, ...] = (
@@ -14,7 +15,10 @@ RULES: tuple[Rule, ...] = (
         "adapter dead",
         r"mlx5_core.*(?:health compromised|fatal error|assert_var|in fatal state|device state = \d+"
         r" pci_status|internal error|enter error state|will cause a leak|wait vital"
-        r"|handle_bad_(?:card|fw))"
+        r"|handle_bad_(?:card|fw)|load_one failed|probe of \S+ failed|handle_hca_cap failed"
+        r"|init\w* time-?out"
+        r"|firmware (?:fatal|not responding|initialization failed|over \d+ ms))"
+        r"|\b(?:mlx|bnxt|ice|irdma|hfi1|efa)\w*: probe of \S+ failed"
         r"|fw_fatal|(?:bnxt|ice|efa|hfi1|ib_\w+|mlx4_core).*(?:firmware (?:hang|not responding"
         r"|error)|fatal"
         r"|adapter (?:reset failed|dead))"
@@ -44,7 +48,9 @@ RULES: tuple[Rule, ...] = (
         r"|mlx4\w*|\bens?p?\w*np\d)"
         r".*(?:link (?:is )?down|port (?:is )?down|port_err|carrier lost|lost carrier|state:? down"
         r"|state: 1: down|physical state: (?:disabled|polling))|link_downed *[:=] *[1-9]"
-        r"|port state changed to down",
+        r"|port state changed to down|link status definitely down|cable (?:un)?plugged"
+        r"|port module event.*(?:error|unplugged|disabled)"
+        r"|lost carrier|no carrier|lost the link|(?:link|carrier) (?:is )?lost\b",
         Standing.CAUSE,
         _FIRST,
         "a training port went down; the first time is tolerated",
@@ -53,5 +59,27 @@ RULES: tuple[Rule, ...] = (
             "mlx5_core 0000:9a:00.0 ens108np0: Link down",
             "link mlx5_2/1 state DOWN physical_state POLLING",
         ),
+    ),
+    Rule(
+        "adapter stalls",
+        r"\b(?:mlx\d|bnxt|ice|irdma|hfi1|efa|ib)(?:_\w+|\d)?\b.*(?:tx timeout|command timeout"
+        r"|timed out.*cmd|cmd.*timed? ?out"
+        r"|reset(?:ting)? (?:adapter|device)|error recovery)",
+        Standing.SIGN,
+        _UNSURE,
+        "an adapter does not finish what it was given",
+        _DRIVERS,
+        ("mlx5_core 0000:9a:00.0 eth0: TX timeout detected",),
+    ),
+    Rule(
+        "link errors",
+        r"(?:symbol_?error\w*|link_?error_?recovery|port_?rcv_?errors|rx_crc_errors\w*"
+        r"|local_link_integrity\w*"
+        r"|excessive_buffer_overrun\w*) *[:=]+ *[1-9]\d{3,}|excessive (?:bit|symbol) error",
+        Standing.SIGN,
+        _UNSURE,
+        "a port counts errors",
+        _DRIVERS,
+        ("mlx5_3/1 symbol_error_counter: 65535",),
     ),
 )

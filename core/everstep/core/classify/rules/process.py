@@ -10,10 +10,6 @@ _SHM = Reading(Symptom.PROCESS_CRASH, Label.INFRASTRUCTURE, Action.ROLLBACK, 0.7
 _KILLED = Reading(Symptom.HOST_OOM, Label.HOST, Action.RETRY, 0.55)
 _CRASH = Reading(Symptom.PROCESS_CRASH, Label.UNKNOWN, Action.CHECK, 0.4)
 _STOPPED = Reading(Symptom.PREEMPTION, Label.MANUAL, Action.RETRY, 0.6)
-_PREEMPTED = Reading(Symptom.PREEMPTION, Label.INFRASTRUCTURE, Action.RETRY, 0.85)
-_NODE = Reading(Symptom.OS_KERNEL_FAULT, Label.HOST, Action.EVICT, 0.8)
-_POD = Reading(Symptom.CONTAINER_ERROR, Label.INFRASTRUCTURE, Action.ROLLBACK, 0.65)
-_AGAIN = Reading(Symptom.CONTAINER_ERROR, Label.INFRASTRUCTURE, Action.RETRY, 0.6)
 _FOLLOWS = Reading(Symptom.PROCESS_CRASH, Label.UNKNOWN, Action.CHECK, 0.25)
 _AFTER = Reading(Symptom.NONE, Label.INFRASTRUCTURE, Action.NONE, 0.6)
 _MEMORY = Reading(Symptom.HOST_OOM, Label.HOST, Action.RETRY, 0.7)
@@ -72,66 +68,6 @@ RULES: tuple[Rule, ...] = (
         ("OSError: [Errno 12] Cannot allocate memory",),
     ),
     Rule(
-        "preempted",
-        r"due to preemption|\bpreempt(?:ed|ion)\b|spot (?:instance )?interruption|instance.*reclaim"
-        r"|maintenance event|terminat\w+ by (?:the )?(?:kubelet|scheduler)|taintmanagereviction",
-        Standing.PROOF,
-        _PREEMPTED,
-        "the scheduler took the machines away",
-        "slurm: scancel(1), Kubernetes: disruptions",
-        (
-            "slurmstepd: error: *** STEP 7.0 ON node-1 CANCELLED AT 2024-01-01 DUE TO PREEMPTION"
-            " ***",
-        ),
-    ),
-    Rule(
-        "node failed",
-        r"due to node fail|node_fail|node failure|nodenotready|node (?:is )?(?:not ready"
-        r"|unreachable|lost|down)"
-        r"|nodelost|nodestatusunknown|host (?:is )?(?:unresponsive|not responding)",
-        Standing.CAUSE,
-        _NODE,
-        "the scheduler lost the machine",
-        "slurm: job reason codes; Kubernetes: node conditions",
-        ("slurmstepd: error: *** JOB 7 ON node-1 CANCELLED AT 2024-01-01 DUE TO NODE FAILURE ***",),
-    ),
-    Rule(
-        "cancelled",
-        r"due to time limit|\btimelimit\b|\bcancelled (?:at|by)|raisedsignal:(?:15|2|10|12)"
-        r"|keyboardinterrupt"
-        r"|deadlineexceeded|job.*(?:cancelled|canceled)|scancel|received (?:15|2|10"
-        r"|12) death signal|received sigint|received sigusr|walltime",
-        Standing.CAUSE,
-        _STOPPED,
-        "somebody, or a time limit, ended the job",
-        "slurm: job reason codes",
-        ("slurmstepd: error: *** JOB 7 ON node-1 CANCELLED AT 2024-01-01 DUE TO TIME LIMIT ***",),
-    ),
-    Rule(
-        "container wrong",
-        r"imagepullbackoff|errimagepull|manifest unknown|createcontainer(?:config)?error"
-        r"|invalid image"
-        r"|exec format error|command not found|no such file or directory: unknown"
-        r"|entrypoint.*not found"
-        r"|exec: .*not found|failedmount|mountvolume.*fail|unbound.*persistentvolume",
-        Standing.CAUSE,
-        _POD,
-        "the container cannot be made as it is described",
-        "Kubernetes: container states",
-        ("Warning  Failed  kubelet  Error: ImagePullBackOff",),
-    ),
-    Rule(
-        "container not made",
-        r"oci runtime create failed|failed to create (?:shim|containerd) task|runcontainererror"
-        r"|nvidia-container-cli|failedcreatepodsandbox|unexpectedadmissionerror"
-        r"|containerd.*(?:timed? ?out|unavailable)",
-        Standing.SIGN,
-        _AGAIN,
-        "the container's runtime failed",
-        "Kubernetes: container states; OCI runtime",
-        ("failed to create shim task: OCI runtime create failed: runc create failed: unknown",),
-    ),
-    Rule(
         "sigbus",
         r"\bsigbus\b|signal 7\b|exit ?code *: *-7\b|exit (?:code|status) 135\b|\bbus error\b"
         r"|signal: bus",
@@ -145,7 +81,8 @@ RULES: tuple[Rule, ...] = (
         "sigkill",
         r"\bsigkill\b|signal 9\b|exit ?code *: *-9\b|exit(?:ed with)? (?:code|status)[ :=]*137\b"
         r"|raisedsignal:9"
-        r"|^\s*killed\s*$|exitcode[:=] *137\b|signal: killed",
+        r"|^\s*killed\s*$|: line \d+: +\d+ killed\b|\bkilled +(?:python|torchrun|srun)"
+        r"|exitcode[:=] *137\b|signal: killed",
         Standing.SIGN,
         _KILLED,
         "killed from outside, mostly by the kernel for memory",
@@ -154,7 +91,8 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "sigsegv",
-        r"\bsigsegv\b|signal 11\b|exit ?code *: *-11\b|segmentation fault|exit (?:code"
+        r"killed by signal: seg|\bsigsegv\b|signal 11\b|exit ?code *: *-11\b|segmentation fault"
+        r"|exit (?:code"
         r"|status) 139\b"
         r"|\bsigill\b|\bsigfpe\b|exitcode *: *-[48]\b|illegal instruction|signal: segmentation",
         Standing.SIGN,

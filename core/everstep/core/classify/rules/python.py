@@ -10,7 +10,7 @@ _CODE = Reading(Symptom.CODE_ERROR, Label.USER_CODE, Action.ROLLBACK, 0.8)
 _RUNTIME = Reading(Symptom.CODE_ERROR, Label.USER_CODE, Action.ROLLBACK, 0.6)
 _IMPORT = Reading(Symptom.CODE_ERROR, Label.USER_CODE, Action.ROLLBACK, 0.8)
 _FILE = Reading(Symptom.STORAGE_ERROR, Label.MANUAL, Action.ROLLBACK, 0.5)
-_TRACE = Reading(Symptom.CODE_ERROR, Label.USER_CODE, Action.ROLLBACK, 0.4)
+_TRACE = Reading(Symptom.CODE_ERROR, Label.USER_CODE, Action.ROLLBACK, 0.2)
 _START = r"(?:^|[\s\]>|:\"'])(?:[a-z_][\w.]*\.)?"
 
 RULES: tuple[Rule, ...] = (
@@ -61,8 +61,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "runtime error",
-        _START + r"(?:runtimeerror|exception|c10::error|oserror|ioerror|systemerror"
-        r"|torch\w*error)\b(?=:|\s*$)"
+        _START + r"(?:c10::error|[a-z_]\w*(?:error|exception))\b(?=:|\s*$)|^exception\b(?=:|\s*$)"
         r"|^(?:\W*\w+\W+)?(?:expected (?:all tensors|to have finished)|mat1 and mat2)",
         Standing.SIGN,
         _RUNTIME,

@@ -1,7 +1,11 @@
 """Xids: what NVIDIA's driver writes to the kernel log when a GPU misbehaves.
 
-One entry a code. What depends on several lines (13, 31 and 45, and the fabric's 137) is settled in
-`xids`, by GPU and time. Codes that the table lacks fall to the last rule: not known.
+One entry for codes that the catalogue treats alike. Its immediate action decides: what it answers
+by resetting the GPU, restarting the machine or looking at its cables is a fault of the machine;
+what it answers by restarting the application and looking at the program is the program's; what it
+answers by restarting the application and asking NVIDIA makes a suspect. What depends on several
+lines (13, 31, and the fabric's 137) is settled in `around`, by GPU and time. A code that was
+cleaned up after ("caused by previous Xid 145") speaks for the earlier one.
 """
 
 from __future__ import annotations
@@ -10,14 +14,21 @@ from everstep.core.classify.names import Action, Label, Symptom
 from everstep.core.classify.rule import QUIET, Reading, Rule, Standing
 
 _SOURCE = "NVIDIA, Xid Errors: catalogue and analysis"
-_AT = r"(?<!previous )\bxid(?:criticalerror: xid| error| event| code)?\s*(?:\(pci:[^)]*\))?[\s:=#]*"
+_AT = (
+    r"(?<!previous )\bxids?(?:criticalerror: xid| critical error| errors?| event| code)?"
+    r"\s*(?:\((?:pci:)?[0-9a-f:.]+\))?[\s:=#]*"
+)
+_AFTER = r"\bxid\b.*\bcaused by previous xid "
 
 _MEMORY = Reading(Symptom.GPU_MEMORY_ERROR, Label.GPU_HARDWARE, Action.EVICT, 0.9)
 _LOST = Reading(Symptom.GPU_UNAVAILABLE, Label.GPU_HARDWARE, Action.EVICT, 0.9)
 _BROKEN = Reading(Symptom.GPU_UNAVAILABLE, Label.GPU_HARDWARE, Action.EVICT, 0.75)
 _PROGRAM = Reading(Symptom.CUDA_ERROR, Label.USER_CODE, Action.ROLLBACK, 0.55)
 _SUSPECT = Reading(Symptom.CUDA_ERROR, Label.GPU_HARDWARE, Action.CHECK, 0.5)
-_FOLLOWS = Reading(Symptom.CUDA_ERROR, Label.UNKNOWN, Action.CHECK, 0.3)
+
+_ENGINES = (8, 39, 40, 41, 60, 68, 70, 71, 72, 75, 76, 77, *range(82, 87), 88, 89, *range(96, 106),
+            *range(126, 136), 139, 142, 159)  # fmt: skip
+_NOTES = (14, 63, 93, 106, 107, 121, 141, 152, 153, 156, 160, 162, 163)
 
 _CODES: tuple[tuple[tuple[int, ...], Standing, Reading, str], ...] = (
     ((48,), Standing.PROOF, _MEMORY, "uncorrectable (double-bit) memory error"),
@@ -36,29 +47,31 @@ _CODES: tuple[tuple[tuple[int, ...], Standing, Reading, str], ...] = (
     ((143,), Standing.PROOF, _LOST, "the GPU did not initialise"),
     ((54,), Standing.PROOF, _BROKEN, "auxiliary power is not connected"),
     ((74,), Standing.PROOF, _BROKEN, "NVLink error"),
-    ((110,), Standing.PROOF, _BROKEN, "security fault"),
-    ((155, 158, 167), Standing.PROOF, _BROKEN, "the GPU or its link failed for good"),
-    ((157, 161), Standing.PROOF, _BROKEN, "a broken resource could not be retired"),
+    ((110, 151), Standing.PROOF, _BROKEN, "security fault"),
+    ((155, 158, 167, 169), Standing.PROOF, _BROKEN, "the GPU or its link failed for good"),
+    ((157,), Standing.PROOF, _BROKEN, "a broken resource could not be retired"),
     ((136, 173), Standing.PROOF, _BROKEN, "a chip-to-chip or NVLink link failed"),
     ((46, 62), Standing.PROOF, _BROKEN, "the GPU or its power unit has halted; it needs a reset"),
     ((109,), Standing.SIGN, _SUSPECT, "a context switch timed out; the GPU needs a reset"),
     ((13,), Standing.SIGN, _PROGRAM, "exception in the graphics or compute engine"),
     ((31,), Standing.SIGN, _PROGRAM, "GPU page fault: an address that is not mapped"),
+    ((11, 25, 69), Standing.SIGN, _PROGRAM, "the program's commands make no sense to the GPU"),
     ((43,), Standing.CONSEQUENCE, _PROGRAM, "a channel was reset after a fault of the program"),
     ((45,), Standing.CONTEXT, QUIET, "channels cleaned up after something else, such as a kill"),
-    ((8, 11, 32, 38, 44, 61, 66, 68, 69, 80, 92), Standing.SIGN, _SUSPECT, "engine or bus error"),
-    ((122, 123, 124, 125), Standing.SIGN, _SUSPECT, "the board's flash memory could not be used"),
+    (_ENGINES, Standing.SIGN, _SUSPECT, "an engine of the GPU failed"),
+    ((32, 38, 44, 61, 66, 67, 80, 92, 37), Standing.SIGN, _SUSPECT, "engine or bus error"),
+    ((78, 122, 123, 124, 125, 168), Standing.SIGN, _SUSPECT, "the board is not as it should be"),
     ((137,), Standing.SIGN, _SUSPECT, "privilege error on an NVLink access"),
-    ((63,), Standing.CONTEXT, QUIET, "a row or page was retired, as intended"),
-    ((121, 156, 160, 93, 162), Standing.CONTEXT, QUIET, "corrected or recorded; nothing to do"),
+    ((108, 161, 164, 165, 166, 170), Standing.SIGN, _SUSPECT, "NVLink or a channel is not sound"),
+    (_NOTES, Standing.CONTEXT, QUIET, "corrected or recorded, as intended; nothing to do"),
 )
 
 
 def _rule(codes: tuple[int, ...], standing: Standing, reading: Reading, meaning: str) -> Rule:
     numbers = "|".join(map(str, codes))
     return Rule(
-        name=f"xid {'/'.join(map(str, codes))}",
-        pattern=_AT + rf"(?:{numbers})\b(?!\.)",
+        name=f"xid {'/'.join(map(str, codes[:4]))}",
+        pattern=_AT + rf"(?:{numbers})\b(?![.:]\d)(?!.*{_AFTER})|{_AFTER}(?:{numbers})\b",
         standing=standing,
         reading=reading,
         meaning=meaning,
@@ -67,8 +80,9 @@ def _rule(codes: tuple[int, ...], standing: Standing, reading: Reading, meaning:
     )
 
 
+_BY_CODE = tuple(_rule(*entry) for entry in _CODES)
+
 RULES: tuple[Rule, ...] = (
-    *(_rule(*entry) for entry in _CODES),
     Rule(
         "xid 154 reset",
         _AT + r"154\b(?:.* to 0x\w+)? *\((?:gpu reset|node reboot|drain)",
@@ -104,34 +118,20 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "xid nvlink5 fatal",
-        _AT + r"1(?:4[4-9]|50)\b",
+        _AT + r"1(?:4[4-9]|50)\b|" + _AFTER + r"1(?:4[4-9]|50)\b",
         Standing.PROOF,
         _BROKEN,
         "NVLink failed",
         _SOURCE,
-        ("NVRM: Xid (PCI:0000:04:00): 145, RLW_CTRL Fatal XC1 i0 Link 07 (0x0 0x0)",),
+        (
+            "NVRM: Xid (PCI:0000:04:00): 145, RLW_CTRL Fatal XC1 i0 Link 07 (0x0 0x0)",
+            "NVRM: Xid (PCI:0000:ed:00): 45, pid=7, Ch 0000000c caused by previous Xid 145",
+        ),
     ),
-    Rule(
-        "sxid non-fatal",
-        r"\bsxid\b.*(?:non-?fatal|severity 0)",
-        Standing.CONSEQUENCE,
-        _FOLLOWS,
-        "an NVSwitch reports an error that it survived, often the far end's",
-        "NVIDIA, Fabric Manager user guide: NVSwitch SXids",
-        ("nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 20034, Non-fatal, Link 30 LTSSM Fault Up",),
-    ),
-    Rule(
-        "sxid fatal",
-        r"\bsxid\b.*(?:\bfatal|severity 1|\): [12]\d{4},)",
-        Standing.PROOF,
-        _BROKEN,
-        "an NVSwitch failed",
-        "NVIDIA, Fabric Manager user guide: NVSwitch SXids",
-        ("nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 22013, Fatal, Link 12 Minion Link DLREQ",),
-    ),
+    *_BY_CODE,
     Rule(
         "xid other",
-        _AT + r"\d+\b",
+        _AT + r"\d+\b(?!\.)",
         Standing.SIGN,
         Reading(Symptom.CUDA_ERROR, Label.UNKNOWN, Action.CHECK, 0.3),
         "an Xid whose meaning is not known here",

@@ -1,0 +1,1 @@
+"""Stop-time checks on this machine: programs started, waited for, and killed at their deadline."""

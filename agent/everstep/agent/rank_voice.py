@@ -1,0 +1,97 @@
+"""What one rank says of itself, over its channel or by its log, put together for the outside.
+
+Belongs to the event loop.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+from everstep.agent.step_lines import StepLines
+from everstep.core import channel
+from everstep.core.model import Phase, RankProgress
+
+logger = logging.getLogger(__name__)
+
+
+class RankVoice:
+    """Keeps a rank's newest step and its phase, and tells of every word.
+
+    Args:
+        machine: Where it runs.
+        attempt: The attempt that it belongs to.
+        rank: Global rank.
+        restore_step: The step that it starts from.
+        lines: Reads its log, until it speaks over the channel; None does not.
+        tell: Called with what it said.
+    """
+
+    def __init__(
+        self,
+        machine: str,
+        attempt: int,
+        rank: int,
+        restore_step: int,
+        lines: StepLines | None,
+        tell: Callable[[RankProgress], None],
+    ) -> None:
+        self.step: int | None = None
+        """The newest step that it finished or said that it starts from, or None before any word."""
+        self._place = (machine, attempt, rank)
+        self._restore_step = restore_step
+        self._lines = lines
+        self._from_log = False
+        self._phase = Phase.START
+        self._tell = tell
+
+    def reached(self, step: int) -> None:
+        """It finished a step, or begins at one."""
+        self._advance(step)
+        self._say()
+
+    def said(self, word: channel.Report | channel.Entered) -> None:
+        """It spoke of itself; a phase that there is not is not passed on."""
+        if isinstance(word, channel.Report):
+            self._advance(word.step)
+            self._say(word.loss, word.grad_norm, word.mfu)
+        elif word.phase not in list(Phase) or word.phase == Phase.ENDED:
+            logger.warning("rank %d is in no phase %r", self._place[-1], word.phase)
+        elif self._phase is not Phase.ENDED:
+            self._phase = Phase(word.phase)
+            self._say()
+
+    def read_log(self) -> None:
+        """Hear what it has printed since the last time, if that is how it speaks."""
+        if self._lines is None or (self.step is not None and not self._from_log):
+            return
+        for line in self._lines.read():
+            self._from_log = True
+            if line.step is None:
+                self._phase = line.phase or self._phase
+                self._say()
+            else:
+                self.step, self._phase = line.step, self._phase.after_step()
+                self._say(line.loss, line.grad_norm)
+
+    def ended(self) -> None:
+        """Its process is gone."""
+        self.read_log()
+        if self.step is not None:
+            self._phase = Phase.ENDED
+            self._say()
+
+    def _advance(self, step: int) -> None:
+        if step > (self._restore_step if self.step is None else self.step):
+            self._phase = self._phase.after_step()
+        self.step = step
+
+    def _say(
+        self, loss: float | None = None, grad_norm: float | None = None, mfu: float | None = None
+    ) -> None:
+        step = self._restore_step if self.step is None else self.step
+        figures = (loss, grad_norm, mfu)
+        self._tell(
+            RankProgress(*self._place, step, time.time(), self._phase, *figures, self._from_log)
+        )

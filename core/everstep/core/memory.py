@@ -1,0 +1,123 @@
+"""What is remembered of machines and code versions across incidents, and what follows from it.
+
+The job's workflow keeps it, bounded, through continue-as-new; incidents are handed it and hand back
+what they add.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+MAX_MACHINES = 500
+"""Machines remembered; the paper's largest job lost some 130 in three months."""
+
+MAX_VERSIONS = 50
+"""Code versions remembered; the paper's jobs changed theirs 20 to 31 times in three months."""
+
+EVICTIONS_BEFORE_BARRED = 2
+"""After so many evictions a machine's own word that it is healthy no longer counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class CodeVersion:
+    """One version of the job's code, and what became of it.
+
+    Attributes:
+        version: Identifier, which follows from its content.
+        directory: Where it lies on every machine.
+        proven: Whether it has made a healthy step.
+        failed: Why it was taken out; empty while it was not.
+    """
+
+    version: str
+    directory: str
+    proven: bool = False
+    failed: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class MachineHistory:
+    """What is remembered of one machine across incidents.
+
+    Attributes:
+        machine: Its name.
+        evictions: How often it was evicted.
+        last_evicted_s: When last.
+        last_reason: Why last.
+        admitted: Number of evictions that a person has pardoned: it may join again after them.
+    """
+
+    machine: str
+    evictions: int
+    last_evicted_s: float
+    last_reason: str
+    admitted: int = 0
+
+
+def after_eviction(
+    known: Sequence[MachineHistory], machine: str, at_s: float, reason: str
+) -> list[MachineHistory]:
+    """The histories with one eviction more; the machine that was evicted last comes last."""
+    before = history_of(known, machine)
+    now = replace(before, evictions=before.evictions + 1, last_evicted_s=at_s, last_reason=reason)
+    return [*(h for h in known if h.machine != machine), now][-MAX_MACHINES:]
+
+
+def after_admission(known: Sequence[MachineHistory], machine: str) -> list[MachineHistory]:
+    """The histories after a person has said that the machine may join again."""
+    return [replace(h, admitted=h.evictions) if h.machine == machine else h for h in known]
+
+
+def history_of(known: Iterable[MachineHistory], machine: str) -> MachineHistory:
+    """What is remembered of a machine; an empty history when nothing is."""
+    for history in known:
+        if history.machine == machine:
+            return history
+    return MachineHistory(machine, 0, 0.0, "")
+
+
+def barred(history: MachineHistory) -> bool:
+    """Whether a machine that says it is healthy must not be let back in for that alone.
+
+    Ours: the paper lets a repaired machine return. One that was evicted twice has passed the
+    self-check once too often.
+    """
+    return history.evictions - history.admitted >= EVICTIONS_BEFORE_BARRED
+
+
+def with_version(known: Sequence[CodeVersion], version: str, directory: str) -> list[CodeVersion]:
+    """The versions with this one as the newest; what was known of it is kept."""
+    before = version_of(known, version) or CodeVersion(version, directory)
+    others = [code for code in known if code.version != version]
+    return [*others, replace(before, directory=directory)][-MAX_VERSIONS:]
+
+
+def proven(known: Sequence[CodeVersion], version: str) -> list[CodeVersion]:
+    """The versions after this one has made a healthy step."""
+    return [replace(c, proven=True) if c.version == version else c for c in known]
+
+
+def failed(known: Sequence[CodeVersion], version: str, reason: str) -> list[CodeVersion]:
+    """The versions after this one was taken out."""
+    return [replace(c, failed=reason) if c.version == version else c for c in known]
+
+
+def version_of(known: Iterable[CodeVersion], version: str) -> CodeVersion | None:
+    """What is remembered of a version, or None."""
+    return next((code for code in known if code.version == version), None)
+
+
+def rollback_target(known: Sequence[CodeVersion], running: str) -> CodeVersion | None:
+    """The version to go back to: the newest one before the running one that was not taken out.
+
+    One that made a healthy step is preferred to newer ones that never did.
+
+    Args:
+        known: Versions, oldest first.
+        running: The one that fails.
+    """
+    names = [code.version for code in known]
+    before = known[: names.index(running)] if running in names else known
+    good = [code for code in before if not code.failed]
+    return next((code for code in reversed(good) if code.proven), good[-1] if good else None)

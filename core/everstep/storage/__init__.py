@@ -1,0 +1,1 @@
+"""The storage tier's folder, on any filesystem that fsspec knows. Without torch."""

@@ -1,0 +1,158 @@
+"""`everstep logs`: what the ranks of a run printed, in the order in which they did."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
+from datetime import datetime
+from typing import Annotated
+
+import typer
+
+from everstep.cli.find import RunArgument, find_run
+from everstep.core.classify.evidence import Context, Evidence, Match
+from everstep.core.classify.judge import classify
+from everstep.core.classify.names import Kind
+from everstep.core.classify.reader import read
+from everstep.core.classify.rule import Standing
+from everstep.core.errors import InputError
+from everstep.core.logtimes import Line, merge
+from everstep.workers.local.folder import RunFolder
+from everstep.workers.local.ranklogs import Followers, RankLog, attempts, find
+
+FOLLOW_EVERY_S = 0.1
+
+
+def logs_command(
+    run: RunArgument = None,
+    attempt: Annotated[
+        int | None, typer.Option(min=1, help="Which start of the ranks; the newest when left out.")
+    ] = None,
+    rank: Annotated[
+        str | None, typer.Option(metavar="RANKS", help="Which ranks, as 3,5-7; all when left out.")
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Go on with what comes, until the run ends.")
+    ] = False,
+    errors: Annotated[
+        bool,
+        typer.Option(
+            "--errors", help="Only the first abnormal line of each rank, the one that leads on top."
+        ),
+    ] = False,
+) -> None:
+    """Show the ranks' logs merged by time: when, which rank, on which machine, what.
+
+    Times are those at which each machine's agent saw the line, within a tenth of a second, on that
+    machine's clock: lines of different machines are ordered as well as their clocks agree.
+    """
+    if follow and errors:
+        raise InputError("--follow", "does not go with --errors", "Leave one of them out.")
+    folder = find_run(run)
+    ranks = None if rank is None else parse_ranks(rank)
+    if follow:
+        _follow(folder, attempt, ranks)
+        return
+    logs = _find(folder, attempt, ranks)
+    if errors:
+        _show_errors(logs)
+    else:
+        machines = {log.rank: log.machine for log in logs}
+        _write((machines[line.rank], line) for line in merge(log.lines() for log in logs))
+
+
+def parse_ranks(text: str) -> frozenset[int]:
+    """Read a list of ranks such as `3,5-7`.
+
+    Raises:
+        InputError: It is none.
+    """
+    ranks: set[int] = set()
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        last = last if dash else first
+        if not (first.isdigit() and last.isdigit() and int(first) <= int(last)):
+            raise InputError("--rank", f"{text!r} names no ranks", "Write them as 3,5-7.")
+        ranks.update(range(int(first), int(last) + 1))
+    return frozenset(ranks)
+
+
+def _find(folder: RunFolder, attempt: int | None, ranks: Collection[int] | None) -> list[RankLog]:
+    there = attempts(folder)
+    if not there:
+        raise InputError(str(folder.path), "no rank has been started", "Try again in a second.")
+    if attempt is not None and attempt not in there:
+        known = ", ".join(map(str, there))
+        raise InputError("--attempt", f"there is no attempt {attempt}", f"There are: {known}.")
+    found = find(folder, attempt or there[-1], ranks)
+    if not found:
+        raise InputError("--rank", "none of these ranks has a log", "Leave it out to see all.")
+    return found
+
+
+def _follow(folder: RunFolder, attempt: int | None, ranks: Collection[int] | None) -> None:
+    followers = Followers(folder, attempt, ranks)
+    while True:
+        going_on = folder.is_running()
+        _write((log.machine, line) for log, line in followers.new_lines())
+        if not going_on:
+            return
+        time.sleep(FOLLOW_EVERY_S)
+
+
+def _write(lines: Iterable[tuple[str, Line]]) -> None:
+    for machine, line in lines:
+        # Of a progress bar, which begins its line anew and anew, only the last state.
+        text = line.text.rpartition(b"\r")[2].decode(errors="replace")
+        sys.stdout.write(_text(machine, line.rank, line.at_s, text))
+    sys.stdout.flush()
+
+
+def _text(machine: str, rank: int, at_s: float | None, text: str) -> str:
+    return f"{_clock(at_s)} rank {rank} {machine} | {text}\n"
+
+
+def _clock(at_s: float | None) -> str:
+    if not at_s:
+        return "--:--:--.---"
+    return datetime.fromtimestamp(at_s).astimezone().strftime("%H:%M:%S.%f")[:-3]
+
+
+def _show_errors(logs: Sequence[RankLog]) -> None:
+    evidence = [_read(log, source) for source, log in enumerate(logs)]
+    answer = classify(evidence, Context(world_size=len(logs)))
+    if answer.line is None:
+        typer.echo(f"No rank said anything telling: {answer.reason}.")
+        return
+    lead = next(
+        m for e in evidence if e.name == answer.file for m in e.matches if m.line == answer.line
+    )
+    typer.echo(
+        f"{answer.first_action.value} ({answer.symptom.value}, fault in {answer.label.value},"
+        f" confidence {answer.confidence:.2f}): {answer.reason}"
+    )
+    others = [first for e in evidence if (first := _first_telling(e)) is not None]
+    for match in [lead, *sorted((m for m in others if m != lead), key=lambda m: m.clock_s or 0)]:
+        log = logs[match.source]
+        sys.stdout.write(_text(log.machine, log.rank, match.clock_s, match.text))
+
+
+def _read(log: RankLog, source: int) -> Evidence:
+    """Read a log; its lines are as old as the agent says, whatever times they print."""
+    evidence = read(log.chunks(), str(log.path), Kind.RANK_LOG, source)
+    wanted = {match.line for match in evidence.matches}
+    seen_s: dict[int, float] = {}
+    for line in log.lines() if wanted else ():
+        if line.number in wanted:
+            seen_s[line.number] = line.at_s
+            if len(seen_s) == len(wanted):
+                break
+    matches = (replace(m, clock_s=seen_s.get(m.line), rank=log.rank) for m in evidence.matches)
+    return replace(evidence, matches=tuple(matches))
+
+
+def _first_telling(evidence: Evidence) -> Match | None:
+    telling = (m for m in evidence.matches if m.standing > Standing.CONTEXT)
+    return next(telling, None)

@@ -1,0 +1,57 @@
+"""What an incident has been told, and how much of it has been judged.
+
+Each round judges the alerts that came since the last one; whatever comes later may overtake it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from everstep.core.model import Alert, MachineInfo, Symptom
+
+
+class Inbox:
+    """The alerts of one incident, in the order in which they came. Lives inside a workflow.
+
+    Args:
+        alerts: The alerts that opened it; at least one.
+    """
+
+    def __init__(self, alerts: Sequence[Alert]) -> None:
+        self._alerts = list(alerts)
+        self._judged = 0
+        self._round_from = 0
+
+    def take(self, alerts: Sequence[Alert]) -> None:
+        """More evidence."""
+        self._alerts += alerts
+
+    def begin_round(self) -> None:
+        """A round begins: what has not been judged yet is its evidence."""
+        self._round_from = self._judged
+
+    def judge(self) -> list[Alert]:
+        """All evidence of the round; when nothing new came, the newest of all."""
+        self._judged = len(self._alerts)
+        return self._alerts[self._round_from :] or self._alerts[-1:]
+
+    def give_back_round(self) -> None:
+        """What this round judged belongs to another incident."""
+        self._judged = self._round_from
+
+    def unsettled(self) -> list[Alert]:
+        """What came after the newest judgement."""
+        return self._alerts[self._judged :]
+
+    def settled_keys(self) -> tuple[str, ...]:
+        """Keys of all that was judged."""
+        return tuple(alert.key for alert in self._alerts[: self._judged])
+
+    def is_lost(self, info: MachineInfo) -> bool:
+        """Whether this very agent, and not an earlier one of that name, is said to be gone."""
+        return any(
+            alert.symptom is Symptom.AGENT_LOST
+            and alert.machine == info.machine
+            and alert.at_s >= info.joined_at_s
+            for alert in self._alerts
+        )

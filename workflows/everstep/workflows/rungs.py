@@ -1,0 +1,108 @@
+"""Climbing: ask the ladder for the next rung, perform it, and ask again until one restarts the job.
+
+What tests name is evicted by a rung of its own, which the ladder asks for next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+from temporalio import workflow
+
+from everstep.core import ladder, memory
+from everstep.core.model import ClimbOutcome, Finding, Mode, Rung
+from everstep.workflows import options
+from everstep.workflows.checking import check_machines
+from everstep.workflows.messages import Eviction, EvictOrder
+from everstep.workflows.ports import ClusterPort
+from everstep.workflows.replaying import replay_job
+from everstep.workflows.situation import OvertakenError, Situation
+from everstep.workflows.tested import Tested
+
+_TESTS: dict[Rung, Callable[[Situation, Finding], Awaitable[Tested]]] = {
+    Rung.CHECKS: check_machines,
+    Rung.REPLAY: replay_job,
+}
+
+
+async def climb(now: Situation, finding: Finding) -> None:
+    """Climb until a rung asks for a restart, short of that restart.
+
+    Raises:
+        OvertakenError: Newer evidence came while a person was asked or machines were tested.
+    """
+    policy, attempt = now.job.spec.ladder_policy(), now.assignment.attempt
+    approved = False
+    while True:
+        standing = now.standing(approved)
+        decision = ladder.next_rung(finding, now.record.climbs, policy, standing)
+        if decision.mode is Mode.APPROVE:
+            question = f"{decision.rung}: {decision.reason}"
+            approved = await now.ask(question, may_deny=decision.rung is not Rung.PAGE)
+            if not approved:
+                now.story.climbed(finding, decision, attempt, ClimbOutcome.DENIED)
+        elif decision.mode is Mode.OBSERVE:
+            now.story.climbed(finding, decision, attempt, ClimbOutcome.OBSERVED)
+        elif decision.rung in _TESTS:
+            approved = False
+            await _test(now, finding, decision)
+        else:
+            now.story.climbed(finding, decision, attempt)
+            await _perform(now, decision)
+            return
+
+
+async def _test(now: Situation, finding: Finding, decision: ladder.Decision) -> None:
+    now.story.tell(f"rung {decision.rung} begins: {decision.reason}")
+    overtaken = False
+    try:
+        tested = await _TESTS[decision.rung](now, finding)
+    except OvertakenError:
+        overtaken = True
+        tested = Tested(ClimbOutcome.COULD_NOT_TELL, (), "overtaken by newer evidence")
+    told = replace(decision, machines=tested.machines, reason=tested.reason)
+    now.story.climbed(finding, told, now.assignment.attempt, tested.outcome)
+    if overtaken:
+        raise OvertakenError
+
+
+async def _perform(now: Situation, decision: ladder.Decision) -> None:
+    if decision.rung is Rung.EVICT:
+        await _evict(now, decision)
+    elif decision.rung is Rung.ROLLBACK:
+        _roll_back(now, decision)
+
+
+async def _evict(now: Situation, decision: ladder.Decision) -> None:
+    now.evicting += decision.machines
+    for slot, info in enumerate(now.assignment.slots):
+        machine = info.machine
+        if machine not in decision.machines or slot in now.vacant:
+            continue
+        await workflow.execute_activity_method(
+            ClusterPort.evict,
+            EvictOrder(info, now.record.incident, decision.reason),
+            **options.EVICT.config(f"evict {machine}: {decision.reason}"),
+        )
+        now.vacant.append(slot)
+        at_s = workflow.now().timestamp()
+        now.evictions.append((at_s, machine))
+        if now.whole_ladder:
+            await now.tell_job("machine_evicted", Eviction(machine, at_s, decision.reason))
+        now.story.tell(f"{machine} is out of slot {slot}")
+    now.story.change(evicted=(*now.record.evicted, *decision.machines))
+
+
+def _roll_back(now: Situation, decision: ladder.Decision) -> None:
+    """Let the next attempt run the version before; the failing one is marked, its owner told."""
+    running = now.assignment.code_version
+    target = memory.rollback_target(now.codes, running)
+    assert target is not None  # noqa: S101 - else the ladder was told that the rung is not there
+    now.codes = memory.failed(now.codes, running, decision.reason)
+    now.assignment = replace(
+        now.assignment, code_version=target.version, code_directory=target.directory
+    )
+    text = f"code version {running} is taken out, {target.version} takes its place"
+    now.story.tell(text)
+    now.pages.send(f"{text}: {decision.reason}")
