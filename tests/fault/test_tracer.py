@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import time
@@ -191,6 +192,30 @@ async def test_a_program_inside_a_shell_script_is_the_rank(tmp_path: Path) -> No
         await until((rig.config.output_dir / "inner").exists)
         _, traces = await rig.machine.trace(TraceOrder(1, DEADLINE_S))
         assert stands(read(traces)[0]) == "inner (inner.py)"
+
+
+async def test_the_flight_recorder_is_read_from_inside(tmp_path: Path) -> None:
+    async with Rig(config_of(tmp_path, COMMAND)) as rig:
+        rig.write(
+            """
+            import os, sys, time, types
+            recorder = types.ModuleType("torch._C._distributed_c10d")
+            recorder._dump_fr_trace_json = lambda: '{"pg_status": {}, "asked": %d}' % time.time_ns()
+            if os.environ["RANK"] == "0":
+                sys.modules[recorder.__name__] = recorder
+            open(os.environ["EVERSTEP_OUTPUT_DIR"] + "/" + os.environ["RANK"], "w").close()
+            time.sleep(600)
+            """
+        )
+        await rig.machine.start(rig.order(1))
+        await until(lambda: all((rig.config.output_dir / name).exists() for name in "01"))
+        found = [(await rig.machine.trace(TraceOrder(1, DEADLINE_S)))[1] for _ in range(2)]
+        first, second = (json.loads(traces[0].recorder or b"null") for traces in found)
+        assert first["asked"] < second["asked"]
+        assert found[0][1].recorder is None
+        os.kill(pids(rig)[0], signal.SIGSTOP)
+        await until(lambda: state_of(pids(rig)[0]) == "T")
+        assert (await rig.machine.trace(TraceOrder(1, DEADLINE_S)))[1][0].recorder is None
 
 
 async def test_a_signal_is_only_sent_to_who_catches_it(tmp_path: Path) -> None:

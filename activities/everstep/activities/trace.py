@@ -61,4 +61,6 @@ class TraceActivities(TracePort):
 
     def _keep(self, rank: int, trace: RankTrace) -> RankStacks:
         digest = self._evidence.put(trace.dump)
-        return RankStacks(rank, trace.answer.value, trace.detail[:MAX_DETAIL_CHARS], digest)
+        recorder = "" if trace.recorder is None else self._evidence.put(trace.recorder)
+        detail = trace.detail[:MAX_DETAIL_CHARS]
+        return RankStacks(rank, trace.answer.value, detail, digest, recorder)

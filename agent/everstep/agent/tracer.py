@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from everstep.agent.probes import stacks
+from everstep.agent.probes.recorder import ask_recorder
 from everstep.agent.probes.stacks import Asking, Heard
 from everstep.core.stacks.dump import Answer, RankTrace
 
@@ -50,6 +51,7 @@ async def trace(targets: Mapping[int, Target], how: Asking) -> dict[int, RankTra
 
 async def _rank(target: Target, how: Asking, turn: asyncio.Semaphore) -> RankTrace:
     children = list(stacks.descendants(target.pid))[:MAX_CHILDREN]
+    recorder = asyncio.create_task(_recorder(target, how))
     heard, *others = await asyncio.gather(
         _ask(target.pid, how, turn, target.stacks_file),
         *(_ask(pid, how, turn, None) for pid, _ in children),
@@ -76,7 +78,15 @@ async def _rank(target: Target, how: Asking, turn: asyncio.Semaphore) -> RankTra
             "threads": threads,
             "silent_children": silent,
         }
-    return RankTrace(heard.answer, heard.detail, json.dumps(dump, indent=2).encode())
+    return RankTrace(
+        heard.answer, heard.detail, json.dumps(dump, indent=2).encode(), await recorder
+    )
+
+
+async def _recorder(target: Target, how: Asking) -> bytes | None:
+    if target.stacks_file is None or stacks.state_of(target.pid) in (None, *stacks.STOPPED):
+        return None
+    return await asyncio.to_thread(ask_recorder, target.stacks_file, how.deadline_s)
 
 
 async def _ask(pid: int, how: Asking, turn: asyncio.Semaphore, stacks_file: Path | None) -> Heard:

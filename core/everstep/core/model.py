@@ -713,12 +713,14 @@ class RankStacks:
         answer: `answered`, or what happened instead, as in `everstep.core.stacks.dump.Answer`.
         detail: What went wrong; empty for a plain answer.
         digest: Under which the dump lies in the run's evidence store.
+        recorder_digest: Under which its flight recorder lies there; empty where there is none.
     """
 
     rank: int
     answer: str
     detail: str
     digest: str
+    recorder_digest: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ COLLECT_PATIENCE_S = 60.0
 def stacks_command(
     run: RunArgument = None,
     save: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write rank-N.json for analyze-stacks.")
+        Path | None, typer.Option(metavar="DIR", help="Write rank-N.json, recorder-N.json there.")
     ] = None,
     deadline_s: Annotated[
         float, typer.Option(min=0.1, max=25.0, help="How long one process may take to answer.")
@@ -48,13 +48,17 @@ def stacks_command(
     collected = asyncio.run(_collect(folder, order))
     # The spec's copy lies in the run's folder, apart from the code that it names.
     layout = read_spec(folder.spec).layout()
-    dumps = {
-        rank.rank: EvidenceStore(report.evidence).get(rank.digest)
-        for report in collected.reports
-        for rank in report.ranks
-    }
+    dumps: dict[int, bytes] = {}
+    recorders: dict[int, bytes] = {}
+    for report in collected.reports:
+        store = EvidenceStore(report.evidence)
+        for rank in report.ranks:
+            dumps[rank.rank] = store.get(rank.digest)
+            if rank.recorder_digest:
+                recorders[rank.rank] = store.get(rank.recorder_digest)
     if save is not None:
-        _save(save, dumps)
+        _save(save, "rank", dumps)
+        _save(save, "recorder", recorders)
     reader = Reader()
     snapshot = Snapshot({rank: reader.read(dump) for rank, dump in dumps.items()})
     show_groups(snapshot, layout.world_size)
@@ -82,11 +86,11 @@ async def _collect(folder: RunFolder, order: TraceOrder) -> Collected:
     )
 
 
-def _save(folder: Path, dumps: dict[int, bytes]) -> None:
+def _save(folder: Path, name: str, dumps: dict[int, bytes]) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for rank, dump in dumps.items():
-            (folder / f"rank-{rank}.json").write_bytes(dump)
+            (folder / f"{name}-{rank}.json").write_bytes(dump)
     except OSError as error:
         what = error.strerror or str(error)
         raise InputError(f"--save {folder}", what, "Name a folder that can be written.") from None

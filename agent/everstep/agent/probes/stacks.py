@@ -23,7 +23,7 @@ from everstep.agent import witness
 from everstep.core.stacks.dump import Answer
 
 _TRACED = "t"
-_STOPPED = ("T", _TRACED)
+STOPPED = ("T", _TRACED)
 _TRACED_PATIENCE_S = 0.2
 _REFUSED = re.compile(rb"permission denied|not permitted|EPERM|EACCES", re.IGNORECASE)
 _POLL_S = 0.01
@@ -89,7 +89,7 @@ async def ask(pid: int, how: Asking, stacks_file: Path | None = None) -> Heard:
         state = state_of(pid)
     if state is None:
         return Heard(Answer.GONE, detail=f"process {pid} is not there")
-    stopped = state in _STOPPED
+    stopped = state in STOPPED
     heard = await _spy(pid, how, unattached=stopped or how.nonblocking)
     if stopped:
         return Heard(Answer.STOPPED, heard.threads, f"process {pid} is in state {state}")
@@ -98,7 +98,7 @@ async def ask(pid: int, how: Asking, stacks_file: Path | None = None) -> Heard:
     state = state_of(pid)
     if state is None:
         return Heard(Answer.GONE, detail=f"process {pid} ended")
-    if state in _STOPPED:
+    if state in STOPPED:
         return Heard(Answer.STOPPED, detail=f"process {pid} is in state {state}")
     detail = f"process {pid} in state {state}: {heard.detail}"
     if stacks_file is not None and (

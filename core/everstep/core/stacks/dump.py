@@ -83,11 +83,13 @@ class RankTrace:
         answer: Whether it did.
         detail: What went wrong, or how it was read; empty for a plain answer.
         dump: The file.
+        recorder: Its flight recorder as JSON; None where it has none or gave none.
     """
 
     answer: Answer
     detail: str
     dump: bytes
+    recorder: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
