@@ -64,6 +64,11 @@ def look(layout: Layout, snapshot: Snapshot, known: Places) -> Look:
     waiting = {rank for rank, place in places.items() if place.stand is Stand.WAITING}
     # gloo does not record these, so a rank that waits in one looks as if it waited in nothing.
     in_transfer = {rank for rank in waiting if _TRANSFER.search(places[rank].at)}
+    in_transfer |= {
+        rank
+        for rank, recorder in snapshot.recorders.items()
+        if rank not in places and not recorder.records_transfers
+    }
     odd = judge_recorders(layout, snapshot.recorders, in_transfer)
     outside = tuple(rank for rank in places if rank not in waiting and rank not in odd.in_step)
     keys = {rank: place.key for rank, place in places.items()}

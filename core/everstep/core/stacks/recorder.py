@@ -59,9 +59,15 @@ class GroupProgress:
 
 @dataclass(frozen=True, slots=True)
 class Recorder:
-    """One rank's flight recorder."""
+    """One rank's flight recorder.
+
+    Attributes:
+        groups: Process groups in which anything was called.
+        records_transfers: Whether a send or receive would show; gloo's do not.
+    """
 
     groups: tuple[GroupProgress, ...]
+    records_transfers: bool = True
 
 
 @dataclass(slots=True)
@@ -109,7 +115,8 @@ def read_recorder(text: bytes) -> Recorder | None:
                 draft.in_transfer,
             )
             for draft in groups
-        )
+        ),
+        records_transfers=b'"gloo:' not in text,
     )
 
 
