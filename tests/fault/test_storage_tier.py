@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.fault.machines import SECRET, Rig, config_of, until
+from tests.fault.stored import held, order_of
 
 from everstep.agent import storage
+from everstep.checkpoint.storing import Save
+from everstep.core.errors import PermanentError
 from everstep.core.evidence import calls_for_action
 from everstep.core.model import (
     Alert,
@@ -173,6 +177,23 @@ async def test_whatever_happens_to_saves_is_told_and_training_goes_on(
         await goes_on(rig)
     assert {alert.symptom for alert in alerts(rig)} == {Symptom.FILESYSTEM_MOUNT}
     assert not any(map(calls_for_action, alerts(rig)))
+
+
+async def test_a_machine_that_is_behind_does_not_let_the_others_wait(tmp_path: Path) -> None:
+    """It says that it is not there for the save that another one has begun."""
+    child = storage.Child(storage.TIER_COMMAND, tmp_path / "log")
+    with ThreadPoolExecutor(1) as pool:
+        order = order_of(tmp_path, 20, "dp=2;order=dp", 0, 2, 1, give_up_after_s=200.0)
+        waiting = pool.submit(Save(order, [held(0, {"step": 20})], lambda _: None).run)
+        try:
+            child.begin()
+            declined = {"url": order.url, "slot": 1, "reason": "it was still saving step 10"}
+            child.send({"do": "decline", "declined": [declined]})
+            assert child.result(PATIENCE_S) == {}
+        finally:
+            child.close()
+        with pytest.raises(PermanentError, match="slot 1 gave up: it was still saving step 10"):
+            waiting.result(PATIENCE_S)
 
 
 async def test_what_saves_ends_with_its_agent(tmp_path: Path) -> None:

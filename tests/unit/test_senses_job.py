@@ -318,6 +318,22 @@ def test_ranks_that_have_ended_are_not_silent() -> None:
     assert job.alerts == []
 
 
+def test_ranks_of_lost_machines_are_not_silent_and_the_others_still_may_be() -> None:
+    job = Job()
+    job.train(20)
+    job.senses.lost("m0")
+    job.senses.lost("m1")
+    job.wait(3600.0)
+    assert job.alerts == []
+    job = Job()
+    job.train(20)
+    job.senses.lost("m0")
+    job.wait(20.0)
+    [alert] = job.alerts
+    assert "rank 2 on m1, rank 3 on m1" in alert.detail
+    assert "m0" not in alert.detail
+
+
 def test_a_restart_with_slower_code_is_no_hang() -> None:
     job = Job()
     job.train(30, 1.0)

@@ -45,6 +45,9 @@ SUBJECT = "storage"
 """What alerts about the storage tier are about: no part of the machine, and no reason to stop."""
 
 _START_PATIENCE_S = 300.0
+_DECLINE_PATIENCE_S = 60.0
+_MOST_DECLINED = 32
+_REASON_CHARS = 500
 _LOOK_PATIENCE_S = 120.0
 _DEATH_PATIENCE_S = 5.0
 
@@ -108,6 +111,7 @@ class Child:
                 stderr=output,
             )
         self._killed = False
+        self.answered = False
         self.phase = "starting"
         self.items: list[dict[str, Any]] = []
 
@@ -129,6 +133,7 @@ class Child:
                 raise FailedError("the storage process does not start", None)
             self.phase = str(packet.get("phase"))
         self.phase = "beginning"
+        self.answered = False
 
     def send(self, content: dict[str, Any], fd: int | None = None) -> None:
         """Tell it something.
@@ -149,6 +154,7 @@ class Child:
         """
         deadline_s = time.monotonic() + patience_s
         while (content := self._next(deadline_s)) is not None:
+            self.answered = "failed" in content or "done" in content
             if "failed" in content:
                 raise FailedError(content["failed"], content["number"])
             if "done" in content:
@@ -234,6 +240,8 @@ class StorageTier:
         self._gathering: _Gathering | None = None
         self._saving: _Saving | None = None
         self._spare: Child | None = None
+        self._declined: list[dict[str, Any]] = []
+        """Saves without this machine, of which the others do not know yet."""
         self._last_save_s = time.monotonic()
         self._closed = False
         self._children: set[Child] = set()
@@ -274,6 +282,10 @@ class StorageTier:
         except (TransientError, OSError) as error:
             with self._lock:
                 gathering.skipped = True
+                self._decline(gathering.attempt, step, str(error))
+                idle = self._saving is None
+            if idle:
+                threading.Thread(target=self._tell_declined, daemon=True).start()
             self._warn(f"step {step} is not saved to storage: {error}", None)
             return
         with self._lock:
@@ -370,6 +382,8 @@ class StorageTier:
             busy.child.kill()
             busy = self._saving = None
         self._gathering = _Gathering(order.attempt, step, skipped=busy is not None)
+        if busy is not None:
+            self._decline(order.attempt, step, f"it was still saving step {busy.step}")
         if busy is not None and not busy.told:
             busy.told = True
             self._warn(
@@ -403,15 +417,41 @@ class StorageTier:
             with self._lock:
                 saving = self._saving
                 given_way = self._closed or saving is None or saving.child is not child
-            child.kill()
+                if not child.answered:
+                    self._decline(gathering.attempt, step, error.reason)
+            if not child.answered:
+                child.kill()
             if not given_way:
                 self._warn(f"step {step} is not in storage: {error}", error.number)
         finally:
-            with self._lock:
-                if self._saving is not None and self._saving.child is child:
-                    self._saving = None
-                self._idle.notify_all()
             self._give_back(child)
+            self._tell_declined(child)
+
+    def _decline(self, attempt: int, step: int, reason: str) -> None:
+        """Note that a save goes without this machine; with the lock."""
+        order = self._order
+        if order is not None:
+            url = self.url_of(folder_name(step, attempt, order.run))
+            self._declined.append(
+                {"url": url, "slot": order.slot, "reason": reason[:_REASON_CHARS]}
+            )
+            del self._declined[:-_MOST_DECLINED]
+
+    def _tell_declined(self, ended: Child | None = None) -> None:
+        """Let the machines that wait for this one in vain go on; then a save is over."""
+        while True:
+            with self._lock:
+                declined, self._declined = self._declined, []
+                if not declined or self._closed:
+                    if self._saving is not None and self._saving.child is ended:
+                        self._saving = None
+                    self._idle.notify_all()
+                    return
+            try:
+                self._run({"do": "decline", "declined": declined}, (), _DECLINE_PATIENCE_S)
+            except EverstepError as error:
+                # They find out when their time is over.
+                logger.warning("the other machines cannot be told: %s", error)
 
     def _send_save(self, child: Child, order: StartOrder, gathering: _Gathering) -> None:
         policy, config = self.policy, self._config
@@ -482,17 +522,19 @@ class StorageTier:
                 os.close(fd)
 
     def _run(
-        self, order: dict[str, Any], packets: Sequence[tuple[dict[str, Any], int]] = ()
+        self,
+        order: dict[str, Any],
+        packets: Sequence[tuple[dict[str, Any], int]] = (),
+        patience_s: float | None = None,
     ) -> dict[str, Any]:
         """Have a child carry out an order.
 
         Raises:
             FailedError: It failed, or did not end in time.
         """
-        patience_s = self.policy.give_up_after_s
+        patience_s = patience_s or self.policy.give_up_after_s
         with self._lock:
             child = self._take_child()
-        done: dict[str, Any] | None = None
         try:
             child.begin()
             child.send(order)
@@ -505,7 +547,7 @@ class StorageTier:
                 )
             return done
         finally:
-            if done is None:
+            if not child.answered:
                 child.kill()
             self._give_back(child)
 

@@ -2,7 +2,7 @@
 
 Run as `python -m everstep.checkpoint.tier FD`, where FD is one end of a `storage.parcel` socket. It
 loads torch, and carries out one order after the other: a filesystem may hang it or kill it, and
-nothing else suffers. Orders are `save`, `fill` and `check`.
+nothing else suffers. Orders are `save`, `decline`, `fill` and `check`.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from everstep.checkpoint.retrieving import Retrieval
 from everstep.checkpoint.storing import HeldShard, Save, SaveOrder, number_of, retain, text_of
 from everstep.core.errors import PermanentError
 from everstep.core.shard import body_bytes
+from everstep.core.stored import failed_name
 from everstep.storage import parcel
 from everstep.storage.folder import Checkpoint, describe
 
@@ -54,6 +55,7 @@ class Worker:
     def _answer(self, order: dict[str, Any]) -> None:
         kinds: Mapping[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
             "save": self._save,
+            "decline": self._decline,
             "fill": self._fill,
             "check": self._check,
         }
@@ -77,6 +79,13 @@ class Worker:
             except Exception as error:
                 logger.warning("retention failed", exc_info=True)
                 return {"not_removed": text_of(error), "number": number_of(error)}
+        return {}
+
+    def _decline(self, order: dict[str, Any]) -> dict[str, Any]:
+        for one in order["declined"]:
+            checkpoint = Checkpoint(one["url"])
+            checkpoint.make()
+            checkpoint.write_json(failed_name(one["slot"]), {"reason": one["reason"]})
         return {}
 
     def _take_shard(self) -> HeldShard:

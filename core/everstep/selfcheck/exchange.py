@@ -33,7 +33,8 @@ def check(settings: ProgramSettings, device: torch.device) -> Answer:
     try:
         meeting = Meeting(settings, device)
     except AbsentError as error:
-        if not between:
+        # Whose own programs are late cannot tell who else is.
+        if not between or settings.machine in error.machines:
             return Answer(Verdict.UNOBSERVABLE, str(error))
         return Answer(Verdict.FAULTY, str(error), peers=error.machines)
     except RuntimeError as error:

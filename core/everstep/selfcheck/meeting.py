@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import time
 from datetime import timedelta
 
@@ -15,6 +16,7 @@ from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
 from everstep.core.checks import CUDA, ProgramSettings
 
 POLL_S = 0.01
+KNOCK_EVERY_S = 0.1
 
 MEETING_SHARE = 0.6
 """Share of a program's time that it waits for others; the rest is for what they do together."""
@@ -87,18 +89,20 @@ class Meeting:
 
     def _open(self) -> Store:
         settings = self._settings
-        limit = timedelta(seconds=settings.limit_s * MEETING_SHARE)
+        limit_s = settings.limit_s * MEETING_SHARE
         host, _, port = settings.store.rpartition(":")
         if not host:
-            store: Store = FileStore(settings.store, self.world_size)
-        else:
-            try:
-                store = TCPStore(host, int(port), None, False, limit, wait_for_workers=False)
-            except RuntimeError as error:
-                first = settings.machines[0]
-                others = tuple(sorted({*settings.machines} - {settings.machine}))
-                who = others if first == settings.machine else (first,)
-                raise AbsentError(who, f"the store on {first} is not reached: {error}") from error
+            return PrefixStore(settings.key, FileStore(settings.store, self.world_size))
+        try:
+            # torch's own client knocks for longer than it is told to.
+            _knock(host, int(port), time.monotonic() + limit_s)
+            limit = timedelta(seconds=max(1.0, limit_s))
+            store = TCPStore(host, int(port), None, False, limit, wait_for_workers=False)
+        except (OSError, RuntimeError) as error:
+            first = settings.machines[0]
+            others = tuple(sorted({*settings.machines} - {settings.machine}))
+            who = others if first == settings.machine else (first,)
+            raise AbsentError(who, f"the store on {first} is not reached: {error}") from error
         return PrefixStore(settings.key, store)
 
     def _gather(self, deadline_s: float) -> None:
@@ -110,3 +114,21 @@ class Meeting:
                 text = f"ranks {missing} of {', '.join(who)} did not come"
                 raise AbsentError(who, text)
             time.sleep(POLL_S)
+
+
+def _knock(host: str, port: int, deadline_s: float) -> None:
+    """Wait until somebody listens there.
+
+    Raises:
+        OSError: Nobody does in time.
+    """
+    while True:
+        left_s = max(KNOCK_EVERY_S, deadline_s - time.monotonic())
+        try:
+            socket.create_connection((host, port), timeout=left_s).close()
+        except OSError:
+            if time.monotonic() > deadline_s:
+                raise
+            time.sleep(KNOCK_EVERY_S)
+        else:
+            return

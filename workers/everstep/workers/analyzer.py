@@ -85,6 +85,7 @@ async def raise_silent(watch: AgentWatch, senses: JobSenses, reporter: Reporter)
             senses.excuse(now_s - awake_s)
         for lost in watch.take_lost(now_s):
             logger.warning("agent of %s is lost: %s", lost.machine, lost.reason)
+            senses.lost(lost.machine)
             detail = f"agent of {lost.machine} lost: {lost.reason}"
             reporter.put(
                 Alert(Observer.ANALYZER, Symptom.AGENT_LOST, now_s, detail, machine=lost.machine)

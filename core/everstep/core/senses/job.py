@@ -94,6 +94,10 @@ class JobSenses:
             return []
         return self._raise(Symptom.JOB_HANG, hang.attempt, now_s, f"the job hangs: {hang}")
 
+    def lost(self, machine: str) -> None:
+        """A machine's agent is lost: its ranks' silence means no more than that."""
+        self._silence.lost(machine)
+
     def excuse(self, asleep_s: float) -> None:
         """Do not hold it against the ranks that nobody listened for a while."""
         self._silence.excuse(asleep_s)

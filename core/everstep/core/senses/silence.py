@@ -219,6 +219,12 @@ class SilenceSense:
         )
         return Hang(self.attempt, overdue[longest], limits_s[phase], phase, behind, step)
 
+    def lost(self, machine: str) -> None:
+        """Nobody is left who could speak for a machine's ranks; its loss is an alert of its own."""
+        for rank in self._ranks.values():
+            if rank.machine == machine:
+                rank.phase = Phase.ENDED
+
     def excuse(self, asleep_s: float) -> None:
         """Do not hold it against the ranks that nobody listened for a while."""
         for rank in self._ranks.values():
