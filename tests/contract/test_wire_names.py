@@ -5,7 +5,15 @@ from __future__ import annotations
 import inspect
 from abc import ABC
 
-from everstep.activities import analysis, archive, checks, local_cluster, machine, webhook
+from everstep.activities import (
+    analysis,
+    archive,
+    checks,
+    local_cluster,
+    machine,
+    trace,
+    webhook,
+)
 from everstep.core import names
 from everstep.workflows import ports, story
 from everstep.workflows.incident import ResolveIncident
@@ -13,6 +21,7 @@ from everstep.workflows.job import RunJob
 
 IMPLEMENTATIONS = {
     ports.MachinePort: machine.MachineActivities,
+    ports.TracePort: trace.TraceActivities,
     ports.CheckPort: checks.CheckActivities,
     ports.ClusterPort: local_cluster.LocalCluster,
     ports.AnalysisPort: analysis.AnalysisActivities,
@@ -55,6 +64,7 @@ def test_activity_names_are_pinned() -> None:
         "machine.restore",
         "machine.start",
         "machine.stop",
+        "machine.trace",
         "notify.page",
     ]
 
@@ -110,6 +120,7 @@ def test_queue_and_workflow_ids_are_pinned() -> None:
     assert names.analyzer_queue("j") == "everstep.analyzer.j"
     assert names.job_workflow_id("j") == "job/j"
     assert names.incident_workflow_id("j", 2) == "incident/j/2"
+    assert names.stacks_workflow_id("j", "a") == "stacks/j/a"
     assert story.ALL_KEYS == {
         "EverstepJob": "Keyword",
         "EverstepSymptom": "Keyword",

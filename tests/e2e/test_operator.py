@@ -200,6 +200,14 @@ def test_looked_at_while_it_lives(tmp_path: Path) -> None:
         shown = everstep("incident", "show", "7", "--run", folder)
         assert shown.returncode == 2
         assert "there is none of that number. Known: none" in shown.stderr
+        stacks = everstep("stacks", folder, "--save", tmp_path / "stacks")
+        assert stacks.returncode == 0
+        # The ranks are shell scripts.
+        assert "1: rank 0, no_answer: process" in stacks.stdout
+        assert {file.name for file in (tmp_path / "stacks").iterdir()} == {
+            "rank-0.json",
+            "rank-1.json",
+        }
         assert everstep("machine", "add", folder).returncode == 0
         run.wait_until((folder / "machines" / "m2" / "zygote.log").exists, "it was started")
         run.wait_until(lambda: run.status()["standbys"] == ["m2"], "the new machine is a standby")

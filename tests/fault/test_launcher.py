@@ -25,8 +25,12 @@ descriptors = [int(name) for name in os.listdir("/proc/self/fd")]
 shown = {
     "environment": dict(os.environ), "argv": sys.argv, "path": sys.path[0], "cwd": os.getcwd(),
     "file": __file__, "name": __name__, "main": sys.modules["__main__"].__dict__ is globals(),
-    # Without the one by which the list itself was read.
-    "descriptors": [fd for fd in descriptors if os.path.exists(f"/proc/self/fd/{fd}")],
+    # Without the one by which the list itself was read, and that of the fault handler.
+    "descriptors": [
+        fd for fd in descriptors
+        if os.path.exists(f"/proc/self/fd/{fd}")
+        and os.readlink(f"/proc/self/fd/{fd}") != os.environ["EVERSTEP_STACKS_FILE"]
+    ],
     "session": os.getsid(0), "pid": os.getpid(),
 }
 path = os.path.join(os.environ["EVERSTEP_OUTPUT_DIR"], os.environ["RANK"])

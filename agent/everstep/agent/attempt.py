@@ -95,6 +95,7 @@ class _Rank:
     log: Path
     channel: RankChannel
     voice: RankVoice
+    pid: int | None = None
     replayed: list[str] = field(default_factory=list[str])
     exit: RankExit | None = None
 
@@ -138,6 +139,16 @@ class Attempt:
     def stopped(self) -> tuple[int, ...]:
         """Ranks that were ended by an order, ascending."""
         return tuple(sorted(self._stopped))
+
+    @property
+    def number(self) -> int:
+        """Which attempt it is."""
+        return self._order.attempt
+
+    @property
+    def pids(self) -> dict[int, int]:
+        """Process ids of the ranks that were started, the ended ones among them."""
+        return {number: rank.pid for number, rank in self._ranks.items() if rank.pid is not None}
 
     def backup_lags(self) -> dict[int, int]:
         """How many steps each rank's backup is behind, of those that have a holder."""
@@ -229,7 +240,7 @@ class Attempt:
         rank.channel.start()
         with theirs:
             try:
-                return self._around.launcher.start_rank(
+                rank.pid = self._around.launcher.start_rank(
                     self._order,
                     start,
                     theirs,
@@ -237,6 +248,7 @@ class Attempt:
                     lambda ended: self._post(self._see_end, start.rank, ended),
                     {} if self._variant is None else self._variant.variables,
                 )
+                return rank.pid
             except BaseException:
                 self._alive.discard(start.rank)
                 raise

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from everstep.agent import witness
 from everstep.agent.config import MachineConfig
 from everstep.agent.process import ENV_OWNER
 from everstep.core import names
@@ -90,6 +91,7 @@ def rank_environment(
         # Rank 0 joins the store as the others do, and does not open one.
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         names.ENV_ATTEMPT: str(order.attempt),
+        names.ENV_STACKS_FILE: str(witness.stacks_file(config, order.attempt, start.rank)),
         **config.environment,
         **variables,
         ENV_OWNER: config.owner,

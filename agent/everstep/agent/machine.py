@@ -21,11 +21,20 @@ from everstep.agent.journal import Journal
 from everstep.agent.launcher import Launcher
 from everstep.agent.memory import OomKills, counters
 from everstep.agent.nursery import Readiness
+from everstep.agent.probes.stacks import Asking, executable_beside_us
 from everstep.agent.replaying import Replaying
 from everstep.agent.shards import ShardStore
 from everstep.agent.storage import StorageConfig, StorageTier
+from everstep.agent.tracer import Target, trace
 from everstep.agent.transfer import BackupSender, TransferServer, pull
-from everstep.core.errors import EverstepError, PermanentError, StaleAttempt, TransientError
+from everstep.agent.witness import stacks_file
+from everstep.core.errors import (
+    EverstepError,
+    PermanentError,
+    StaleAttempt,
+    TransientError,
+    UnobservableError,
+)
 from everstep.core.model import (
     Alert,
     CheckOrder,
@@ -41,8 +50,10 @@ from everstep.core.model import (
     StartReport,
     StopOrder,
     StorageReport,
+    TraceOrder,
 )
 from everstep.core.shard import Origin
+from everstep.core.stacks.dump import RankTrace
 from everstep.core.trial import ReplayOrder, ReplayReport
 
 __all__ = ["Machine", "MachineConfig"]
@@ -151,6 +162,35 @@ class Machine:
             # Imports may take long, and a stop order must not have to wait for them.
             await asyncio.to_thread(self._launcher.wait_ready)
         return await self._serve(self._start(order))
+
+    async def trace(self, order: TraceOrder) -> tuple[int, dict[int, RankTrace]]:
+        """Ask every rank and its children where they stand; changes nothing, so may be repeated.
+
+        Does not wait for other orders: one that hangs is a reason to ask.
+
+        Returns:
+            The attempt, and what each rank said; one that ended is said to be gone.
+
+        Raises:
+            UnobservableError: No rank was started here.
+            StaleAttempt: Another attempt runs here than the one that is meant.
+        """
+        running = self._running
+        if running is None:
+            raise UnobservableError(f"no rank was started on {self._config.machine}")
+        if order.attempt not in (None, running.number):
+            raise StaleAttempt(order.attempt or 0, running.number)
+        targets = {
+            rank: Target(pid, stacks_file(self._config, running.number, rank))
+            for rank, pid in running.pids.items()
+        }
+        how = Asking(
+            program=(executable_beside_us("py-spy"),),
+            deadline_s=order.deadline_s,
+            native=order.native,
+            nonblocking=order.nonblocking,
+        )
+        return running.number, await trace(targets, how)
 
     async def look_at_storage(self) -> StorageReport:
         """What the storage tier shows from here; does not wait for other orders.

@@ -15,6 +15,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from everstep.agent import witness
+
 
 @dataclass(frozen=True, slots=True)
 class PythonTarget:
@@ -65,6 +67,7 @@ def run(target: PythonTarget, directory: Path, environment: Mapping[str, str]) -
     os.environ.clear()
     os.environ.update(environment)
     _refresh()
+    witness.register(environment)
     try:
         code = _outcome(target)
         # Finalization waits for threads before it runs the exit functions.

@@ -685,3 +685,58 @@ class IncidentRecord:
     closed_at_s: float | None = None
     missing: str = ""
     code_version: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TraceOrder:
+    """Tell where every rank of this machine stands.
+
+    Attributes:
+        attempt: The attempt that is meant; None for whichever runs.
+        deadline_s: How long one process may take to answer, > 0.
+        native: Whether to show frames of C and C++, too.
+        nonblocking: Whether to read without stopping the process; may give a torn stack.
+    """
+
+    attempt: int | None = None
+    deadline_s: float = 5.0
+    native: bool = False
+    nonblocking: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RankStacks:
+    """One rank's stacks, kept as evidence.
+
+    Attributes:
+        rank: Global rank.
+        answer: `answered`, or what happened instead, as in `everstep.core.stacks.dump.Answer`.
+        detail: What went wrong; empty for a plain answer.
+        digest: Under which the dump lies in the run's evidence store.
+        recorder_digest: Under which its flight recorder lies there; empty where there is none.
+    """
+
+    rank: int
+    answer: str
+    detail: str
+    digest: str
+    recorder_digest: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TraceReport:
+    """Where the ranks of one machine stood, by reference.
+
+    Attributes:
+        machine: Who reports.
+        attempt: The attempt whose ranks were asked.
+        at_s: When they were.
+        evidence: URL of the evidence store, as fsspec writes it.
+        ranks: One entry a rank, ascending.
+    """
+
+    machine: str
+    attempt: int
+    at_s: float
+    evidence: str
+    ranks: tuple[RankStacks, ...]

@@ -28,6 +28,11 @@ def incident_workflow_id(job: str, incident: int) -> str:
     return f"incident/{job}/{incident}"
 
 
+def stacks_workflow_id(job: str, number: str) -> str:
+    """Id of a workflow that collects the stacks of a job once."""
+    return f"stacks/{job}/{number}"
+
+
 # Set for every rank, beside torchrun's own variables.
 ENV_CHANNEL_FD = "EVERSTEP_CHANNEL_FD"
 ENV_JOB = "EVERSTEP_JOB"
@@ -35,6 +40,7 @@ ENV_ATTEMPT = "EVERSTEP_ATTEMPT"
 ENV_MACHINE = "EVERSTEP_MACHINE"
 ENV_OUTPUT_DIR = "EVERSTEP_OUTPUT_DIR"
 ENV_PARALLELISM = "EVERSTEP_PARALLELISM"
+ENV_STACKS_FILE = "EVERSTEP_STACKS_FILE"
 
 # Set for ranks of a replay alone, beside those above.
 ENV_REPLAY = "EVERSTEP_REPLAY"

@@ -32,12 +32,7 @@ def load_spec(path: str | Path) -> JobSpec:
             five problems, a line each.
     """
     path = Path(path)
-    content = _parse(path, _read(path))
-    try:
-        spec = JobSpec.model_validate(content)
-    except ValidationError as error:
-        raise input_error(path, problems_of(error, JobSpec)) from None
-    spec = _with_absolute_storage(spec, path)
+    spec = _with_absolute_storage(read_spec(path), path)
     directory = _code_directory(spec, path)
     problems = [*_directory_problems(directory), *_command_problems(spec, directory)]
     if directory is not None and spec.code.previous is not None:
@@ -51,6 +46,19 @@ def load_spec(path: str | Path) -> JobSpec:
     if code.previous is not None:
         code = code.model_copy(update={"previous": str((path.parent / code.previous).absolute())})
     return spec.model_copy(update={"code": code})
+
+
+def read_spec(path: Path) -> JobSpec:
+    """Reads a spec file for what it says of the job; its code need not be on this machine.
+
+    Raises:
+        InputError: As `load_spec`, except that code, program and script are not looked for.
+    """
+    content = _parse(path, _read(path))
+    try:
+        return JobSpec.model_validate(content)
+    except ValidationError as error:
+        raise input_error(path, problems_of(error, JobSpec)) from None
 
 
 def _read(path: Path) -> str:

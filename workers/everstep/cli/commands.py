@@ -8,6 +8,7 @@ import typer
 from temporalio.service import RPCError
 
 from everstep.cli import (
+    analyze_stacks,
     check,
     ckpt,
     classify,
@@ -18,6 +19,7 @@ from everstep.cli import (
     plan,
     run,
     spec,
+    stacks,
     status,
     ui,
 )
@@ -39,6 +41,8 @@ app.command("check")(check.check_command)
 app.command("ui")(ui.ui_command)
 app.command("incidents")(incidents.list_command)
 app.command("classify")(classify.classify_command)
+app.command("stacks")(stacks.stacks_command)
+app.command("analyze-stacks")(analyze_stacks.analyze_command)
 app.command("approve")(incidents.approve_command)
 app.command("deny")(incidents.deny_command)
 app.command("page")(page.page_command)

@@ -13,6 +13,8 @@ import logging
 import os
 from collections.abc import Mapping
 
+from everstep.activities.evidence import EvidenceStore
+from everstep.activities.trace import TraceActivities
 from everstep.agent import link, process
 from everstep.agent.config import MachineConfig
 from everstep.agent.machine import Machine
@@ -132,6 +134,7 @@ async def main(name: str) -> int:
     telemetry_task = asyncio.create_task(telemetry.run())
     reporter_task = asyncio.create_task(reporter.run())
     senses_task: asyncio.Task[None] | None = None
+    traces = TraceActivities(name, machine, EvidenceStore(given.evidence_url()))
     monitor: Monitor | None = None
     try:
         await machine.open()
@@ -141,7 +144,7 @@ async def main(name: str) -> int:
         inspect = list[Inspection] if monitor is None else monitor.inspections
         told = metrics.AgentMetrics(machine, telemetry, reporter.alerts, inspect)
         metrics.serve(told, given, spec.name, f"agent-{name}")
-        async with registry.agent(client, spec.name, name, machine):
+        async with registry.agent(client, spec.name, name, machine, traces):
             await stop.wait()
             await telemetry.farewell()
             await machine.close()

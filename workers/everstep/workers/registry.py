@@ -13,6 +13,7 @@ from everstep.activities.archive import FileArchive
 from everstep.activities.checks import CheckActivities, Checked
 from everstep.activities.local_cluster import LocalCluster
 from everstep.activities.machine import Machine, MachineActivities
+from everstep.activities.trace import TraceActivities
 from everstep.activities.webhook import Webhook
 from everstep.core import names
 from everstep.workers import runtime
@@ -41,8 +42,14 @@ class Agent(Machine, Checked, Protocol):
     """All that a machine offers."""
 
 
-def agent(client: Client, job: str, name: str, machine: Agent) -> Worker:
-    """Orders to one machine."""
+def agent(
+    client: Client,
+    job: str,
+    name: str,
+    machine: Agent,
+    traces: TraceActivities | None = None,
+) -> Worker:
+    """Orders to one machine, and questions where its ranks stand if it can tell."""
     activities = MachineActivities(machine)
     checks = CheckActivities(machine)
     return Worker(
@@ -55,6 +62,7 @@ def agent(client: Client, job: str, name: str, machine: Agent) -> Worker:
             activities.start,
             checks.check,
             checks.replay,
+            *([traces.trace] if traces is not None else []),
         ],
         # Orders to a machine come one at a time; two poll calls are enough to never miss one.
         max_concurrent_activity_task_polls=2,

@@ -19,8 +19,9 @@ from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxR
 from everstep.core.errors import EverstepError, InputError, TransientError
 from everstep.workflows.incident import ResolveIncident
 from everstep.workflows.job import RunJob
+from everstep.workflows.tracing import CollectStacks
 
-WORKFLOWS = [RunJob, ResolveIncident]
+WORKFLOWS = [RunJob, ResolveIncident, CollectStacks]
 
 WORKFLOW_FAILURE_TYPES = (EverstepError,)
 """A domain error fails the workflow; any other exception retries the workflow task for ever, which

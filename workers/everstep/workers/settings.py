@@ -33,6 +33,13 @@ class WorkerSettings(BaseModel):
     host: str = Field(default="127.0.0.1", description="Address that this process's ports bind.")
     telemetry_host: str = Field(default="127.0.0.1", description="Where the analyzer listens.")
     telemetry_port: int = Field(description="Port of the analyzer.", gt=0, lt=65536)
+    evidence: str | None = Field(
+        default=None,
+        description=(
+            "Where stack dumps are kept: a folder, or any URL that fsspec knows; not given: the"
+            " run's folder."
+        ),
+    )
     metrics_port: int | None = Field(
         default=None,
         description="Port of Prometheus metrics, 0 for any that is free; not given: none.",
@@ -72,6 +79,10 @@ class WorkerSettings(BaseModel):
         """These settings as environment variables, for a child process."""
         given = self.model_dump(exclude_none=True, exclude_unset=True)
         return {f"{PREFIX}{name.upper()}": str(value) for name, value in given.items()}
+
+    def evidence_url(self) -> str:
+        """Where stack dumps are kept."""
+        return self.evidence or str(self.run_directory / "evidence")
 
     def watches_machine(self) -> bool:
         """Whether the agent that is told this watches its host, network and GPUs."""

@@ -109,6 +109,14 @@ START = CallOptions(
     schedule_to_start=_ANSWER,
     heartbeat=timedelta(seconds=2),
 )
+TRACE = CallOptions(
+    # Each process has a few seconds of its own, at most 32 of a machine's are asked at once; one
+    # try only, since who does not answer is what is asked.
+    start_to_close=timedelta(seconds=30),
+    schedule_to_close=timedelta(seconds=30),
+    schedule_to_start=_ANSWER,
+    heartbeat=timedelta(seconds=2),
+)
 
 
 def check(deadline_s: float) -> CallOptions:

@@ -23,6 +23,8 @@ from everstep.core.model import (
     StepSeen,
     StopOrder,
     StorageReport,
+    TraceOrder,
+    TraceReport,
 )
 from everstep.core.trial import ReplayOrder, ReplayReport
 from everstep.workflows.messages import AwaitStep, EvictOrder, PageOrder
@@ -50,6 +52,15 @@ class MachinePort(ABC):
     @abstractmethod
     async def start(self, order: StartOrder) -> StartReport:
         """Start the ranks of an attempt; a second call returns the first report."""
+
+
+class TracePort(ABC):
+    """Where a machine's ranks stand, asked of its agent on its own task queue."""
+
+    @activity.defn(name="machine.trace")
+    @abstractmethod
+    async def trace(self, order: TraceOrder) -> TraceReport:
+        """Keep every rank's stacks as evidence; a second call asks again."""
 
 
 class CheckPort(ABC):

@@ -87,6 +87,11 @@ class RunFolder:
         return self.path / "evictions.jsonl"
 
     @property
+    def evidence(self) -> Path:
+        """Stack dumps by digest, unless the agents are told another place."""
+        return self.path / "evidence"
+
+    @property
     def metrics(self) -> Path:
         """Where Prometheus finds the metrics of our processes, if they serve any."""
         return self.path / "metrics"
@@ -234,7 +239,7 @@ def _names(folder: RunFolder) -> set[str]:
         for entry in (
             folder.spec, folder.secret, folder.state, folder.code, folder.logs, folder.machines,
             folder.incidents, folder.output, folder.steps, folder.evictions, folder.requests,
-            folder.metrics,
+            folder.metrics, folder.evidence,
         )
     }  # fmt: skip
     ours |= {f"{folder.database.name}{tail}" for tail in ("", "-wal", "-shm", ".lock")}

@@ -1,0 +1,96 @@
+"""`everstep stacks`: where all ranks of a running job stand at this moment."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from datetime import timedelta
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from everstep.activities.evidence import EvidenceStore
+from everstep.cli.console import complain, out
+from everstep.cli.find import RunArgument, find_run, use_server_of
+from everstep.cli.stack_view import show_groups
+from everstep.core import names
+from everstep.core.errors import InputError, TransientError
+from everstep.core.model import TraceOrder
+from everstep.core.stacks.dump import Snapshot
+from everstep.core.stacks.pyspy import Reader
+from everstep.spec.load import read_spec
+from everstep.workers import runtime
+from everstep.workers.local.folder import RunFolder
+from everstep.workflows.job import RunJob
+from everstep.workflows.tracing import Collected, CollectInput, CollectStacks
+
+ANSWER_PATIENCE_S = 10.0
+COLLECT_PATIENCE_S = 60.0
+
+
+def stacks_command(
+    run: RunArgument = None,
+    save: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write rank-N.json, recorder-N.json there.")
+    ] = None,
+    deadline_s: Annotated[
+        float, typer.Option(min=0.1, max=25.0, help="How long one process may take to answer.")
+    ] = 5.0,
+    native: Annotated[bool, typer.Option(help="Show frames of C and C++, too.")] = False,
+    nonblocking: Annotated[
+        bool, typer.Option(help="Do not stop processes while reading; may give torn stacks.")
+    ] = False,
+) -> None:
+    """Ask every rank and its children where they stand; show the ones that stand alike together."""
+    folder = find_run(run)
+    order = TraceOrder(deadline_s=deadline_s, native=native, nonblocking=nonblocking)
+    collected = asyncio.run(_collect(folder, order))
+    # The spec's copy lies in the run's folder, apart from the code that it names.
+    layout = read_spec(folder.spec).layout()
+    dumps: dict[int, bytes] = {}
+    recorders: dict[int, bytes] = {}
+    for report in collected.reports:
+        store = EvidenceStore(report.evidence)
+        for rank in report.ranks:
+            dumps[rank.rank] = store.get(rank.digest)
+            if rank.recorder_digest:
+                recorders[rank.rank] = store.get(rank.recorder_digest)
+    if save is not None:
+        _save(save, "rank", dumps)
+        _save(save, "recorder", recorders)
+    reader = Reader()
+    snapshot = Snapshot({rank: reader.read(dump) for rank, dump in dumps.items()})
+    show_groups(snapshot, layout.world_size)
+    for machine, reason in collected.unheard:
+        complain(f"machine {machine} did not answer: {reason}")
+    if save is not None:
+        out.print(f"Saved {len(dumps)} dumps: everstep analyze-stacks {save} --spec {folder.spec}")
+
+
+async def _collect(folder: RunFolder, order: TraceOrder) -> Collected:
+    use_server_of(folder)
+    client = await runtime.connect(ANSWER_PATIENCE_S)
+    job = folder.job()
+    handle = client.get_workflow_handle_for(RunJob.run, names.job_workflow_id(job))
+    status = await handle.query(RunJob.status, rpc_timeout=timedelta(seconds=ANSWER_PATIENCE_S))
+    if status.assignment is None:
+        raise TransientError(f"no ranks of {job} run yet; try again")
+    asked = CollectInput(job, tuple(status.assignment.machine_names()), order)
+    return await client.execute_workflow(
+        CollectStacks.run,
+        asked,
+        id=names.stacks_workflow_id(job, uuid.uuid4().hex),
+        task_queue=names.CONTROLLER_QUEUE,
+        execution_timeout=timedelta(seconds=COLLECT_PATIENCE_S),
+    )
+
+
+def _save(folder: Path, name: str, dumps: dict[int, bytes]) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for rank, dump in dumps.items():
+            (folder / f"{name}-{rank}.json").write_bytes(dump)
+    except OSError as error:
+        what = error.strerror or str(error)
+        raise InputError(f"--save {folder}", what, "Name a folder that can be written.") from None
