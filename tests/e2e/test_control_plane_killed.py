@@ -13,9 +13,9 @@ from tests.e2e.test_run import check
 pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.timeout(400)]
 
 # A recovery takes about a second, so these hit it from its first activity to its last.
-DELAYS_S = (0.02, 0.15, 0.3, 0.45, 0.6, 0.75, 0.9, 1.1)
+DELAYS_S = (0.02, 0.25, 0.5, 0.75, 1.1)
 # One machine's ranks not in turn: a machine that fails twice within one incident is evicted.
-RANKS = (0, 2, 1, 3, 0, 2, 1, 3)
+RANKS = (0, 2, 1, 3, 0)
 
 
 @pytest.mark.parametrize("victim", ["controller", "server"])
@@ -33,14 +33,16 @@ def test_recovery_survives_kills_at_any_point(
 
 
 def test_eviction_takes_place_once_whenever_the_controller_dies(
-    tmp_path: Path, undisturbed: dict[int, str]
+    tmp_path: Path, small_undisturbed: dict[int, str]
 ) -> None:
     faults: list[str] = []
     for machine, delay_s in enumerate((0.1, 0.4, 0.7, 1.0)):
         step = 5 + 12 * machine
         faults += [f"machine_lost@{step}:m{machine}", f"controller_killed@{step}+{delay_s}"]
-    done = run(write_spec(tmp_path, STEPS, 4), tmp_path / "run", *faults)
-    check(done, undisturbed, incidents=4)
+    # Twice as many as there are machines: each counts for a moment only.
+    safety = {"max_evicted_ratio": 1.0, "window_s": 0.1}
+    done = run(write_spec(tmp_path, STEPS, 4, **SMALL, safety=safety), tmp_path / "run", *faults)
+    check(done, small_undisturbed, incidents=4)
     assert done.evictions() == ["m0", "m1", "m2", "m3"]
 
 

@@ -105,6 +105,7 @@ def test_a_job_without_any_copy_in_memory_goes_on_from_storage(tmp_path: Path) -
     [record] = done.incidents
     saved = record.restored_step
     assert saved in (10, 20, 30)
+    assert record.lost_steps == PAUSE_AT - saved
     story = [entry.text for entry in record.timeline]
     assert "no machine's memory holds any step" in story
     assert any(text.startswith(f"step {saved} comes from storage") for text in story), story

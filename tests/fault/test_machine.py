@@ -54,12 +54,13 @@ async def test_a_killed_rank_is_told_at_once(tmp_path: Path, command: tuple[str,
         killed_at_s = time.time()
         os.kill(started.pids[1], signal.SIGKILL)
         await until(lambda: rig.seen(RankExit))
-        told_at_s, exit_ = rig.events[-1]
-    assert isinstance(exit_, RankExit)
+    told_at_s, exit_ = next(
+        (at_s, event) for at_s, event in rig.events if isinstance(event, RankExit)
+    )
     assert (exit_.rank, exit_.attempt, exit_.machine) == (1, 3, "m0")
     assert (exit_.exit_code, exit_.signal, exit_.step) == (None, signal.SIGKILL, 7)
     assert exit_.last_lines == ("training",)
-    assert killed_at_s <= exit_.at_s <= told_at_s < killed_at_s + 0.5
+    assert killed_at_s <= exit_.at_s <= told_at_s < killed_at_s + 2.0
 
 
 async def test_a_step_reported_with_the_last_breath_is_known(tmp_path: Path) -> None:

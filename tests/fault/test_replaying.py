@@ -127,5 +127,5 @@ async def test_a_trial_that_is_late_or_cancelled_leaves_nothing(pair: Pair) -> N
     began_s = time.monotonic()
     with pytest.raises(PermanentError, match="not of them"):
         await pair.a.machine.replay(trial(12, MachineInfo("c", HOST, 1, 1, 1, 0.0)))
-    assert time.monotonic() - began_s < 1
+    assert time.monotonic() - began_s < 5
     assert json.loads(json.dumps(pair.a.effects("tested")))[-1]["test"] == "replay"

@@ -200,6 +200,7 @@ class Alert:
         subject: What the senses found faulty: a part of the machine, `GPU 0000:1a:00`, or of the
             job, `loss`; else empty.
         confident: Whether the machine's senses are certain, and it is bad enough to leave it.
+        step: Newest step that all ranks had finished by then, where the observer knows.
     """
 
     observer: Observer
@@ -212,6 +213,7 @@ class Alert:
     rank_exit: RankExit | None = None
     subject: str = ""
     confident: bool = False
+    step: int | None = None
 
     @property
     def key(self) -> str:

@@ -71,7 +71,9 @@ def job_limits(spec: JobSpec) -> JobLimits:
     )
 
 
-async def raise_silent(watch: AgentWatch, senses: JobSenses, reporter: Reporter) -> None:
+async def raise_silent(
+    watch: AgentWatch, senses: JobSenses, board: StepBoard, reporter: Reporter
+) -> None:
     """Raise an alert for every agent that is lost, and for ranks that hang, for ever.
 
     Where this process itself did not run for a while, messages may lie unread: that is no silence.
@@ -87,8 +89,16 @@ async def raise_silent(watch: AgentWatch, senses: JobSenses, reporter: Reporter)
             logger.warning("agent of %s is lost: %s", lost.machine, lost.reason)
             senses.lost(lost.machine)
             detail = f"agent of {lost.machine} lost: {lost.reason}"
+            newest = board.newest
             reporter.put(
-                Alert(Observer.ANALYZER, Symptom.AGENT_LOST, now_s, detail, machine=lost.machine)
+                Alert(
+                    Observer.ANALYZER,
+                    Symptom.AGENT_LOST,
+                    now_s,
+                    detail,
+                    machine=lost.machine,
+                    step=newest.step if newest and newest.attempt == board.attempt else None,
+                )
             )
         for alert in senses.look(now_s):
             logger.warning("%s", alert.detail)
@@ -141,7 +151,7 @@ async def main() -> int:
     metrics.serve(told, given, spec.name, "analyzer")
     background = [
         asyncio.create_task(reporter.run()),
-        asyncio.create_task(raise_silent(watch, senses, reporter)),
+        asyncio.create_task(raise_silent(watch, senses, board, reporter)),
         asyncio.create_task(expect_known(client, spec.name, watch)),
     ]
     async with registry.analyzer(client, spec.name, server):

@@ -29,6 +29,8 @@ async def stop_and_classify(now: Situation) -> Finding:
         sorted(i.machine for i in occupied if i.machine in silent or now.inbox.is_lost(i)),
     )
     newest = [step for report in now.stopped for c in report.copies for step in c.steps]
+    # Memory that went with its machines tells nothing any more.
+    newest += [alert.step for alert in alerts if alert.step is not None]
     if newest:
         now.story.change(failed_step=max(newest))
     if _made_a_step(now):
