@@ -106,3 +106,14 @@ def test_wrong_input_is_named_with_the_fix(tmp_path: Path, spec: Path) -> None:
     texts.write(tmp_path / "dumps", {32: texts.dump(texts.GRAD_SYNC)})
     with pytest.raises(InputError, match="rank 32 is not one of 0 to 31"):
         call(tmp_path / "dumps", "--spec", spec)
+
+
+def test_half_characters_in_a_dump_are_shown_as_well_as_they_can(
+    tmp_path: Path, spec: Path
+) -> None:
+    ranks = texts.everywhere(texts.GRAD_SYNC)
+    ranks[9] = texts.dump([("[/b]hold\ud800", "user.py"), *texts.MAIN], 9)
+    texts.write(tmp_path / "dumps", ranks)
+    output = call(tmp_path / "dumps", "--spec", spec, "--svg", tmp_path / "grid.svg")
+    assert "[/b]hold? (user.py)" in output
+    assert analyzed(tmp_path / "dumps", spec)["suspect_ranks"] == [9]

@@ -204,3 +204,16 @@ def test_wrong_options_end_with_code_2(
     result = run(tmp_path, FIG_6, *options)
     assert result.exit_code == 2
     assert message in result.stderr
+
+
+@pytest.mark.parametrize("option", ["--replay", "--ladder"])
+def test_what_the_layout_tells_needs_no_code(tmp_path: Path, option: str) -> None:
+    elsewhere = job(24, 1, {"dp": 24}, command=["python", "not-here.py"])
+    assert run(tmp_path, elsewhere, option, "--json").exit_code == 0
+    assert run(tmp_path, elsewhere).exit_code == 2
+
+
+def test_a_rank_alone_is_not_said_to_cost_nothing(tmp_path: Path) -> None:
+    table = run(tmp_path, job(1, 1, {"dp": 1})).stdout
+    assert "nothing" not in table
+    assert "Without a backup: rank 0" in table

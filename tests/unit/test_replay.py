@@ -176,6 +176,12 @@ def test_failure_everywhere_is_no_machines() -> None:
         assert "no machine stands out" in conclusion.reason
 
 
+@pytest.mark.parametrize("machines", [2, 3])
+def test_failure_everywhere_is_no_machines_even_where_each_failed_alone(machines: int) -> None:
+    conclusion, rounds = replay(scheme_of(machines, 1), lambda _: FAILED)
+    assert (conclusion.outcome, conclusion.evict, len(rounds)) == (UNTOLD, (), 2)
+
+
 def test_link_between_two_machines_names_the_company_and_evicts_nobody() -> None:
     conclusion, _ = replay(FIG_6, lambda g: FAILED if {3, 9} <= {*g.machines} else PASSED)
     assert (conclusion.outcome, conclusion.evict) == (UNTOLD, ())

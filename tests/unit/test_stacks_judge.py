@@ -116,6 +116,32 @@ def test_silence_that_is_scattered_over_a_large_job_is_the_tracer_s() -> None:
     assert any(reason.startswith("Doubt:") for reason in found.reasons)
 
 
+def test_silence_all_over_the_job_does_not_hide_the_group_that_stands_out() -> None:
+    large = Layout(gpus_per_machine=8, tp=8, pp=8, dp=16, order=("tp", "pp", "dp"))
+    stuck = {rank: dump(texts.IRECV, rank) for rank in range(128, 192)}
+    ranks = everywhere(texts.GRAD_SYNC, large) | stuck
+    found = judged(without(ranks, range(50, large.world_size, 100)), layout=large)
+    assert found.evict_machines == tuple(range(16, 24))
+    # One that is silent alone in it is the culprit for whom its replica waits.
+    assert judged(without(ranks, [150]), layout=large).evict_machines == (18,)
+
+
+def test_those_that_did_not_answer_are_not_said_to_stand_alike() -> None:
+    found = judged(without(everywhere(texts.GRAD_SYNC), range(1, 32)))
+    assert found.verdict is UNOBSERVABLE
+    assert found.reasons[0].startswith("all ranks that answered (1) stand alike")
+
+
+def test_a_machine_that_goes_alone_is_not_called_a_group() -> None:
+    two = Layout(gpus_per_machine=1, tp=1, pp=1, dp=2, order=("tp", "pp", "dp"))
+    found = judged({0: dump(texts.GRAD_SYNC), 1: dump(texts.USER_LOCK, 1)}, layout=two)
+    assert found.evict_machines == (1,)
+    assert found.reasons[1:] == (
+        "1 other rank waits in one",
+        "no group lies within machine 1, which goes alone",
+    )
+
+
 def test_a_stage_with_a_stack_of_its_own_does_not_stand_out() -> None:
     # The last stage is elsewhere in every replica; machine 14 is where no replica's is.
     ranks = everywhere(texts.GRAD_SYNC)

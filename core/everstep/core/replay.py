@@ -151,13 +151,14 @@ def next_round(scheme: Scheme, rounds: Sequence[Sequence[Trial]]) -> Round | Con
         return _phase(scheme, len(rounds) + 1)
     trials = [trial for each in rounds for trial in each]
     reading = read(range(scheme.machines), trials)
-    if not reading.pending:
-        return _conclude(reading)
     failed_everywhere = all(trial.outcome is TrialOutcome.FAILED for trial in trials)
-    if failed_everywhere and len(rounds) >= ALL_FAIL_ROUNDS:
+    # Nothing is pending where each machine failed alone: a whole job is nobody's hardware either.
+    if failed_everywhere and (not reading.pending or len(rounds) >= ALL_FAIL_ROUNDS):
         return _could_not_tell(
             (), f"all groups failed in {len(rounds)} rounds: no machine stands out, code or data do"
         )
+    if not reading.pending:
+        return _conclude(reading)
     untold_twice = all(t.outcome is TrialOutcome.COULD_NOT_TELL for e in rounds[-2:] for t in e)
     if untold_twice or len(rounds) >= MAX_ROUNDS:
         return _conclude(reading)

@@ -20,7 +20,7 @@ from everstep.core.errors import InputError
 from everstep.core.groups import KINDS, Layout
 from everstep.core.placement import BackupPlan, ExposedGroup, exposed_groups
 from everstep.spec.job import JobSpec
-from everstep.spec.load import load_spec
+from everstep.spec.load import load_spec, read_spec
 
 _ALWAYS_SHOWN = frozenset({"tp", "pp", "dp"})
 _MACHINE_ROWS = 16
@@ -51,7 +51,8 @@ def plan_command(
 ) -> None:
     """Show machines, ranks, parallel groups, backups and standbys of a job; run nothing."""
     try:
-        job = load_spec(spec)
+        # The layout alone tells these two; the job's code may be on other machines.
+        job = read_spec(spec) if ladder or replay else load_spec(spec)
         bad = parse_faulty(faulty, job.machines)
         if (ladder and replay) or (faulty and not replay):
             raise InputError("options", "--ladder, --replay and --faulty do not fit", _CHOICE)
@@ -211,13 +212,15 @@ def _group_table(layout: Layout, exposed: Sequence[ExposedGroup]) -> Table:
             str(len(groups)),
             _folded({len(machines) for machines in occupied}),
             _ranges("rank", groups[0]),
-            _worst_eviction(layout, [one for one in exposed if one.group.kind == kind]),
+            _worst_eviction(layout, kind, [one for one in exposed if one.group.kind == kind]),
         )
     return table
 
 
-def _worst_eviction(layout: Layout, exposed: Sequence[ExposedGroup]) -> str:
-    """What the eviction that costs most would cost."""
+def _worst_eviction(layout: Layout, kind: str, exposed: Sequence[ExposedGroup]) -> str:
+    """What the eviction that costs most would cost; a rank alone is no group to evict."""
+    if layout.sizes[kind] == 1:
+        return "-"
     if not exposed:
         return "nothing"
     worst = max(exposed, key=lambda one: len(one.lost))

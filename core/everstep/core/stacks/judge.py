@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from everstep.core.groups import Layout
-from everstep.core.stacks.domain import Domain, domain_of
+from everstep.core.stacks.domain import MACHINE, Domain, domain_of
 from everstep.core.stacks.dominant import outliers
 from everstep.core.stacks.dump import Snapshot
 from everstep.core.stacks.evidence import Look, look
@@ -113,10 +113,12 @@ def _silent(layout: Layout, seen: Look, doubts: list[str]) -> _Suspicion | None:
         return None
     others = {*seen.outliers, *_few(layout, seen.outside)}
     suspects: list[int] = []
+    beside: list[int] = []
     for rank in seen.silent:
         if rank in seen.odd.in_step:
             doubts.append(f"rank {rank} {seen.silent[rank]}; its recorder waits as its group does")
         elif _is_beside(layout, seen, rank, others):
+            beside.append(rank)
             doubts.append(
                 f"rank {rank} {seen.silent[rank]}, but its model replica stands like most, and"
                 " others do not"
@@ -126,12 +128,19 @@ def _silent(layout: Layout, seen: Look, doubts: list[str]) -> _Suspicion | None:
     if not suspects:
         return None
     domain = domain_of(layout, suspects, each_on_evidence=True)
-    few = max(MIN_SCATTERED, SCATTERED_RATIO * layout.num_machines)
-    if domain is None or (domain.num_parts > 1 and len(domain.machines) > few):
+    if domain is None or (domain.num_parts > 1 and _is_common(layout, domain.machines)):
         doubts.append(f"{ranks_text(suspects)} did not answer: too many to suspect each")
+        return None
+    if _is_common(layout, layout.machines_of(beside)):
+        doubts.append(f"{ranks_text(suspects)} did not answer either, as so many others")
         return None
     reasons = [f"rank {rank} {seen.silent[rank]}" for rank in suspects]
     return _Suspicion(tuple(suspects), _shortened(reasons), True, can_move=False)
+
+
+def _is_common(layout: Layout, machines: Sequence[int]) -> bool:
+    """Whether silence on so many machines, with no group in common, is no evidence any more."""
+    return len(machines) > max(MIN_SCATTERED, SCATTERED_RATIO * layout.num_machines)
 
 
 def _is_beside(layout: Layout, seen: Look, rank: int, others: set[int]) -> bool:
@@ -163,8 +172,13 @@ def _outside(layout: Layout, seen: Look, doubts: list[str]) -> _Suspicion | None
         f"rank {rank} is outside any collective, in {seen.places[rank].at}{_loader(seen, rank)}"
         for rank in ranks
     ]
-    waiting = len(seen.places) - len(ranks)
-    return _Suspicion(ranks, (*_shortened(reasons), f"{waiting} other ranks wait in one"), True)
+    waiting = _others(seen, ranks, "waits in one", "wait in one")
+    return _Suspicion(ranks, (*_shortened(reasons), waiting), True)
+
+
+def _others(seen: Look, ranks: Sequence[int], does: str, do: str) -> str:
+    count = len(seen.places) - len(ranks)
+    return f"1 other rank {does}" if count == 1 else f"{count} other ranks {do}"
 
 
 def _loader(seen: Look, rank: int) -> str:
@@ -201,7 +215,7 @@ def _unusual(layout: Layout, seen: Look, doubts: list[str]) -> _Suspicion | None
     for rank in ranks:
         by_place.setdefault(seen.places[rank].at, []).append(rank)
     reasons = [f"{ranks_text(members)} in {at}" for at, members in by_place.items()]
-    ordinary = f"{len(seen.places) - len(ranks)} other ranks stand where most do"
+    ordinary = _others(seen, ranks, "stands where most do", "stand where most do")
     return _Suspicion(ranks, (*_shortened(reasons), ordinary), False)
 
 
@@ -224,6 +238,8 @@ def _children(layout: Layout, seen: Look) -> _Suspicion | None:
 def _reach(domain: Domain) -> str:
     count = len(domain.machines)
     machines = f"machine {domain.machines[0]}" if count == 1 else f"{count} machines"
+    if domain.kind == MACHINE:
+        return f"no group lies within {machines}, which goes alone"
     if domain.num_parts > 1:
         return f"they share no group that is small: {machines}, in {domain.num_parts} replicas"
     return f"the smallest group around them is of kind {domain.kind}: {machines}"
@@ -254,13 +270,14 @@ def _why(seen: Look) -> tuple[tuple[str, ...], NextStep]:
     if seen.odd.diverged:
         return ("ranks took different ways through the program",), NextStep.PERSON
     places = {place.key for place in seen.places.values()}
-    where = next(iter(seen.places.values())).at if seen.places else ""
-    outside = len(seen.outside) == len(seen.places) > 0
-    if outside:
-        told = f"all ranks are in {where}" if len(places) == 1 else "all ranks"
-        return (f"{told}, outside any collective: the program itself",), NextStep.PERSON
+    where = next(iter(seen.places.values())).at
+    everybody = f"all ranks that answered ({len(seen.places)})" if seen.silent else "all ranks"
+    if len(seen.outside) == len(seen.places):
+        inside = f" in {where}," if len(places) == 1 else ""
+        told = f"{everybody} are{inside} outside any collective: the program itself"
+        return (told,), NextStep.PERSON
     if len(places) == 1:
-        return (f"all ranks stand alike, in {where}",), NextStep.REPLAY
+        return (f"{everybody} stand alike, in {where}",), NextStep.REPLAY
     return (f"ranks stand in {len(places)} places, and none stands out",), NextStep.REPLAY
 
 

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 from everstep.core.stacks.dump import Answer, Frame, RankDump, Stack, Thread
+from everstep.core.stacks.words import printable
 
 _NO_ANSWERS = frozenset(Answer) - {Answer.ANSWERED}
 _FRAMES = b'"frames": ['
@@ -59,8 +60,8 @@ class Reader:
     def _noted(self, value: dict[str, Any]) -> RankDump:
         threads = self._threads(_list(value.get("threads")))
         said = str(value.get("answer", ""))
-        children = tuple(str(child) for child in _list(value.get("silent_children")))
-        detail = str(value.get("detail") or value.get("error") or "")
+        children = tuple(printable(child) for child in _list(value.get("silent_children")))
+        detail = printable(value.get("detail") or value.get("error") or "")
         if said in _NO_ANSWERS:
             return RankDump(Answer(said), threads, detail, children)
         heard = _answered(threads)
@@ -77,9 +78,9 @@ class Reader:
                 Thread(
                     pid=_int(head.get("pid")) or 0,
                     os_thread_id=_int(number),
-                    name=str(head.get("thread_name") or ""),
+                    name=printable(head.get("thread_name") or ""),
                     stack=self._stack(_list(head.get("frames"))),
-                    process=str(head.get("process") or ""),
+                    process=printable(head.get("process") or ""),
                 )
             )
         return tuple(found)
@@ -132,7 +133,7 @@ def _answered(threads: tuple[Thread, ...]) -> RankDump:
 
 def _frame(item: Mapping[str, Any]) -> Frame:
     file = item.get("filename") or item.get("short_filename") or item.get("module") or ""
-    return Frame(str(item.get("name") or ""), str(file), _int(item.get("line")) or 0)
+    return Frame(printable(item.get("name") or ""), printable(file), _int(item.get("line")) or 0)
 
 
 def _list(value: object) -> list[object]:

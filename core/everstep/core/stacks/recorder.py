@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, cast
 
+from everstep.core.stacks.words import printable
+
 _NUMBER = re.compile(r"\d+")
 
 
@@ -122,7 +124,9 @@ def read_recorder(text: bytes) -> Recorder | None:
 
 def _take_entry(entry: dict[str, Any], drafts: dict[str, _Draft], names: dict[str, str]) -> None:
     group = entry.get("process_group")
-    parts = [str(part) for part in cast("list[object]", group)] if isinstance(group, list) else []
+    parts = (
+        [printable(part) for part in cast("list[object]", group)] if isinstance(group, list) else []
+    )
     number = str(entry.get("pg_id", ""))
     name = parts[0] if parts else number
     names.setdefault(number, name)
@@ -136,7 +140,7 @@ def _take_entry(entry: dict[str, Any], drafts: dict[str, _Draft], names: dict[st
     sequence = _int(entry.get("collective_seq_id", entry.get("seq_id")))
     if sequence is None:
         return
-    operation = str(entry.get("profiling_name", "")).rpartition(":")[2]
+    operation = printable(entry.get("profiling_name", "")).rpartition(":")[2]
     draft.works[sequence] = Work(operation, _elements(entry.get("input_sizes")))
     draft.enqueued = max(draft.enqueued, sequence)
     if done:
@@ -146,13 +150,13 @@ def _take_entry(entry: dict[str, Any], drafts: dict[str, _Draft], names: dict[st
 def _take_configuration(configuration: dict[str, Any], drafts: dict[str, _Draft]) -> None:
     for key, value in configuration.items():
         fields = _dict(value)
-        draft = drafts.get(str(fields.get("name") or key))
+        draft = drafts.get(printable(fields.get("name") or key))
         if draft is None:
             draft = drafts.get(key)
         if draft is None:
-            name = str(fields.get("name") or key)
+            name = printable(fields.get("name") or key)
             draft = drafts[name] = _Draft(name)
-        draft.description = str(fields.get("desc") or draft.description)
+        draft.description = printable(fields.get("desc") or draft.description)
         draft.members = _ranks(str(fields.get("ranks", ""))) or draft.members
 
 

@@ -1,4 +1,4 @@
-"""Ranks in a sentence."""
+"""Ranks in a sentence, and texts of others that can be put into one."""
 
 from __future__ import annotations
 
@@ -25,3 +25,9 @@ def runs_text(numbers: Iterable[int]) -> str:
     shown = [f"{a}" if a == b else f"{a}-{b}" for a, b in runs[:_RUNS_SHOWN]]
     left = sum(b - a + 1 for a, b in runs[_RUNS_SHOWN:])
     return ", ".join(shown) + (f" and {left} more" if left else "")
+
+
+def printable(value: object) -> str:
+    """A text of others with nothing in it that cannot be written: JSON may hold half characters."""
+    text = str(value)
+    return text if text.isascii() else text.encode(errors="replace").decode()
