@@ -13,7 +13,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "memory corrected",
         r"\b\d+ ce\b.*(?:memory|error)|\bce (?:memory \w+ )?error"
-        r"|\bcorrected (?:hardware )?(?:memory )?error"
+        r"|\bcorrected (?:(?:hardware |memory )+|read |write |scrub )?error|\bcorrected_error"
         r"|corrected by h/w|type: corrected|single-bit ecc|\bbeen corrected\b"
         r"|mce: .*\bcorrected\b(?<!uncorrected)"
         r"|(?:handling mce|machine check events logged)|storage error in dram"
@@ -35,7 +35,7 @@ RULES: tuple[Rule, ...] = (
         r"\b\d+ ue\b.*(?:memory|error|on )|\bue (?:memory \w+ )?error|uncorrect(?:ed"
         r"|able) (?:hardware "
         r"|memory )"
-        r"|memory failure: 0x|hardware memory corruption|uncorrected error|uncorrectable error"
+        r"|memory failure: 0x|hardware memory corruption|uncorrected[ _]error|uncorrectable error"
         r"|uncorrectable ecc",
         Standing.PROOF,
         _MEMORY,
