@@ -39,6 +39,11 @@ def judge(*texts: str, context: Context | None = None) -> Classification:
         ("NVRM: _issueRpcAndWait: rpcSendMessage failed with status 0x0000000f for fn 76!", EVICT),
         ("device-plugin: nvidia.com/gpu marked healthy, no unhealthy devices", NONE),
         ("INFO: 0 uncorrectable ECC errors", NONE),
+        ("n:7:7 [0] NCCL INFO NCCL_IB_TIMEOUT set by environment to 22.", NONE),
+        (
+            "NCCL error in: x.cpp:1, unhandled system error (run with NCCL_DEBUG=INFO for details)",
+            CHECK,
+        ),
         ("GPU 0 uncorrectable ECC errors detected", EVICT),
         ("gpu-health: no xid 79 or 48 found in dmesg", NONE),
         ("checking for xid 79 errors: none found", NONE),

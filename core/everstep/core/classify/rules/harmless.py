@@ -194,9 +194,10 @@ RULES: tuple[Rule, ...] = (
     ),
     _harmless(
         "variable named for an error",
-        r"\b(?:torch_nccl_|nccl_|ucx_|gloo_|nvshmem_|ompi_)\w+ *(?:=|is |set )"
+        r"(?:^\W*|nccl info |export |\benv )(?:nccl_|ucx_|gloo_|nvshmem_|ompi_)\w+ *(?:=|is |set )"
         r"(?!.*(?:not found|no match|no socket|invalid|mismatch|fail|error: ))"
-        r"|\b(?:pythonfaulthandler|log_?level)\b *(?:=|is |set )"
+        r"|\b(?:nccl_async_error_handling|torch_nccl_\w+|pythonfaulthandler"
+        r"|log_?level)\b *(?:=|is |set )"
         r"|^(?!.*error: ).*--[\w-]*(?:error|fail|nan|timeout)[\w-]*[ =]"
         r"|^\s*(?:arguments|environment): ",
         "settings that have error in their name",
