@@ -134,6 +134,14 @@ def test_the_command_says_could_not_tell_and_why_where_a_sense_is_missing(tmp_pa
     assert code == said["exit_code"] != 0
 
 
+def test_of_a_path_that_is_not_there_the_command_could_not_tell(tmp_path: Path) -> None:
+    absent = tmp_path / "absent"
+    code, said = check("--path", str(absent), "--gpus", "0")
+    (found,) = [i for i in said["inspections"] if i["subject"] == str(absent)]
+    assert found["verdict"] == "unobservable"
+    assert code == said["exit_code"] != 0
+
+
 def test_the_command_finds_a_full_disk(small_disk: Path) -> None:
     (small_disk / "log").write_bytes(bytes(8 << 20))
     code, said = check("--path", str(small_disk), "--gpus", "0")

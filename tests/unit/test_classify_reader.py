@@ -4,6 +4,8 @@ import time
 import tracemalloc
 from collections.abc import Iterator
 
+import pytest
+
 from everstep.core.classify.judge import classify
 from everstep.core.classify.names import Action
 from everstep.core.classify.reader import MAX_LINE_BYTES, read
@@ -15,6 +17,7 @@ STEP = (
     " number of skipped iterations:   0 | number of nan iterations:   0 |\n"
 )
 XID = b"NVRM: Xid (PCI:0000:3b:00): 79, pid=77, GPU has fallen off the bus.\n"
+FALLEN = XID.rstrip()
 MIN_CPU_BYTES_PER_S = 20e6
 """A floor that a loaded machine keeps; the figure for a quiet one is measured by hand."""
 
@@ -126,3 +129,21 @@ def test_addresses_do_not_make_a_line_new() -> None:
 
 
 LETTERS = str.maketrans("01234567", "abcdefgh")
+
+
+@pytest.mark.parametrize("size", [7, 1 << 20])
+def test_what_follows_a_progress_bar_on_its_line_is_read(size: int) -> None:
+    bar = b"".join(b"\r %d/90000 [1.9s/it]" % n for n in range(9_000))
+    data = b"start\r\n" + bar + b"\r 9000/90000 " + FALLEN + b"\r\nend\r\n"
+    (match,) = read(data[at : at + size] for at in range(0, len(data), size)).matches
+    assert (match.line, match.text) == (1, " 9000/90000 " + FALLEN.decode())
+
+
+@pytest.mark.parametrize("length", [3_000, 100_000])
+@pytest.mark.parametrize("end", [b"", b"\nend\n"])
+@pytest.mark.parametrize("size", [999, 1 << 20])
+def test_the_end_of_a_long_line_is_read(length: int, end: bytes, size: int) -> None:
+    data = b"start\n" + b"fine " * (length // 5) + FALLEN + end
+    (match,) = read(data[at : at + size] for at in range(0, len(data), size)).matches
+    assert match.line == 1
+    assert match.text.endswith(FALLEN.decode())

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gzip
 import json
 import subprocess
 import sys
@@ -61,8 +62,20 @@ def test_people_see_the_deciding_line() -> None:
     assert "0  NVRM: Xid (PCI:0000:3b:00): 79" in result.stdout
 
 
+def test_packed_and_wide_texts_are_read(tmp_path: Path) -> None:
+    text = "quiet\n" + XID
+    (tmp_path / "kern.gz").write_bytes(gzip.compress(text.encode()))
+    (tmp_path / "wide").write_bytes(text.encode("utf-16"))
+    (tmp_path / "wide.gz").write_bytes(gzip.compress(text.encode("utf-16")))
+    answers = objects(everstep("--json", *map(str, sorted(tmp_path.iterdir()))))
+    assert [(a["first_action"], a["lines"]) for a in answers] == [("evict_machine", [1])] * 3
+
+
 def test_what_cannot_be_read_is_wrong_input(tmp_path: Path) -> None:
-    for arguments in ([str(tmp_path / "none")], [str(tmp_path)], ["-", "-"]):
+    (tmp_path / "cut.gz").write_bytes(gzip.compress(XID.encode())[:-9])
+    (tmp_path / "trace.pkl").write_bytes(bytes(range(256)) * 64)
+    wrong = [[str(tmp_path / name)] for name in ("none", "", "cut.gz", "trace.pkl")]
+    for arguments in (*wrong, ["-", "-"]):
         result = everstep(*arguments)
         assert result.returncode == 2, arguments
         assert "Traceback" not in result.stderr

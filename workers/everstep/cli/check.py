@@ -21,7 +21,7 @@ from everstep.agent.probes.monitor import MonitorConfig
 from everstep.agent.probes.once import inspect
 from everstep.cli.console import err, out
 from everstep.core.model import Check, CheckResult, Verdict
-from everstep.core.senses.inspection import Inspection, exit_code
+from everstep.core.senses.inspection import Inspection, exit_code, unobservable
 
 SOMEWHERE_ELSE = ("192.0.2.1", "2001:db8::1")
 """Addresses that stand for any other machine (RFC 5737, 3849): reached by the default routes."""
@@ -93,6 +93,7 @@ def check_command(
             )
         )
     )
+    found += absent(paths or ())
     if deep:
         found += inspected(asyncio.run(check_alone(gpus, deadline_s, announce)))
     if as_json:
@@ -100,6 +101,15 @@ def check_command(
     else:
         show(found)
     raise typer.Exit(exit_code(found))
+
+
+def absent(paths: Sequence[str]) -> list[Inspection]:
+    """Paths that are not there, whatever their mount is like: nothing was learnt of them."""
+    return [
+        unobservable("host.path", path, "there is no such path")
+        for path in paths
+        if not os.path.exists(path)  # noqa: PTH110
+    ]
 
 
 def announce(check: Check) -> None:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import codecs
+import gzip
 import json
 import sys
+import zlib
 from collections.abc import Iterator
 from contextlib import nullcontext
+from io import BufferedReader
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
 from everstep.cli.console import out
+from everstep.core.classify.encoding import Form, form_of
 from everstep.core.classify.evidence import Classification, Context, Evidence
 from everstep.core.classify.judge import classify
 from everstep.core.classify.names import Kind
@@ -21,6 +26,7 @@ from everstep.core.errors import InputError
 
 STDIN = "-"
 _CHUNK_BYTES = 1 << 20
+_HEAD_BYTES = 1 << 14
 
 
 def classify_command(
@@ -70,14 +76,16 @@ def classify_command(
 
 
 def read_file(name: str, kind: Kind | None, source: int) -> Evidence:
-    """Read one file, or standard input, in bounded memory.
+    """Read one file, or standard input, in bounded memory: text, UTF-16, or either gzipped.
 
     Raises:
-        InputError: It cannot be read.
+        InputError: It cannot be read, or is no text.
     """
     try:
         with _opened(name) as stream:
-            return read(_chunks(stream), name, kind, source)
+            return read(_texts(stream, name), name, kind, source)
+    except (EOFError, zlib.error) as error:
+        raise InputError(name, f"gzip: {error}", "Give a file that is whole.") from None
     except OSError as error:
         what = error.strerror or str(error)
         raise InputError(name, what, "Give a file that can be read, or - .") from None
@@ -101,9 +109,17 @@ def _opened(name: str) -> Any:
     return nullcontext(sys.stdin.buffer) if name == STDIN else Path(name).open("rb")
 
 
-def _chunks(stream: BinaryIO) -> Iterator[bytes]:
+def _texts(stream: BufferedReader, name: str) -> Iterator[bytes]:
+    """The text in pieces, as UTF-8 whatever it was."""
+    form = form_of(stream.peek(_HEAD_BYTES)[:_HEAD_BYTES])
+    if form is Form.GZIP:
+        yield from _texts(BufferedReader(gzip.GzipFile(fileobj=stream)), name)
+        return
+    if form is Form.BINARY:
+        raise InputError(name, "is no text", "Give logs; of a flight recorder, its JSON form.")
+    decoder = None if form is Form.PLAIN else codecs.getincrementaldecoder(form)("replace")
     while chunk := stream.read(_CHUNK_BYTES):
-        yield chunk
+        yield chunk if decoder is None else decoder.decode(chunk).encode("utf-8", "replace")
 
 
 def _show(answer: Classification, evidence: list[Evidence]) -> None:

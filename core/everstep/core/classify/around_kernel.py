@@ -72,9 +72,18 @@ def _wedged_driver(matches: Matches, _: Context) -> Matches:
     ]
 
 
+def _no_switch(matches: Matches, _: Context) -> Matches:
+    """A fabric manager that found no switch ends, and there is no fabric to wait for."""
+    none = of(matches, "no switch to manage")
+    if none:
+        return reread(matches, ["fabric not ready"], Standing.CONTEXT, none[0].reading)
+    return matches
+
+
 KERNEL_REFINEMENTS: tuple[Refinement, ...] = (
     _bank_status,
     _lockups,
     _hung_tasks,
     _wedged_driver,
+    _no_switch,
 )

@@ -104,7 +104,9 @@ def _without_a_cause(
         first = harmless[0]
         reason = f"{first.rule.name}: {first.rule.meaning}"
         return _plain(evidence[first.source], first.reading, first, reason)
-    return _plain(evidence[0], _NOTHING, last, "nothing in it is out of the ordinary")
+    empty = not any(e.num_lines for e in evidence)
+    reason = "it is empty" if empty else "nothing in it is out of the ordinary"
+    return _plain(evidence[0], _NOTHING, last, reason)
 
 
 def _plain(

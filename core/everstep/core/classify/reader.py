@@ -18,8 +18,10 @@ from everstep.core.classify.screen import Screen
 from everstep.core.classify.trend import trend
 
 MAX_LINE_BYTES = 65_536
-"""Of a longer line only the head is read."""
-_MAX_TEXT = 2_000
+"""Of a longer line the head and the tail are read."""
+_END_BYTES = 1_000
+_MAX_TEXT = 2 * _END_BYTES
+_LEFT_OUT = b" ... "
 _FIRST_OF_A_RULE = 64
 _LAST_OF_A_RULE = 16
 _HEAD_LINES = 400
@@ -59,7 +61,7 @@ class Reader:
     def __init__(self, name: str, kind: Kind | None = None, source: int = 0) -> None:
         self._name, self._kind, self._source = name, kind, source
         self._carry: bytes = b""
-        self._skipping = False
+        self._rest: bytes | None = None
         self._num_lines = 0
         self._screen = Screen(self._read)
         self._first: dict[str, list[Match]] = {}
@@ -71,22 +73,27 @@ class Reader:
 
     def feed(self, chunk: bytes) -> None:
         """Take the next bytes; they may end in the middle of a line."""
-        if self._skipping:
+        if self._rest is not None:
             at = chunk.find(b"\n")
             if at < 0:
+                self._rest = (self._rest + chunk)[-_END_BYTES:]
                 return
-            chunk, self._skipping = chunk[at:], False
+            self._end_of_a_long_line((self._rest + chunk[:at])[-_END_BYTES:])
+            chunk = chunk[at:]
         data = self._carry + chunk
         cut = data.rfind(b"\n") + 1
-        self._carry = data[cut:]
+        self._carry = _shown(data[cut:])
         if len(self._carry) > MAX_LINE_BYTES:
-            self._carry, self._skipping = self._carry[:MAX_LINE_BYTES], True
-        self._block(data[:cut])
+            self._rest = self._carry[-_END_BYTES:]
+            self._carry = self._carry[:MAX_LINE_BYTES]
+        self._block(_all_shown(data[:cut]))
 
     def close(self) -> Evidence:
         """The evidence; nothing may be fed afterwards."""
+        if self._rest is not None:
+            self._end_of_a_long_line(self._rest)
         if self._carry:
-            self._block(self._carry + b"\n")
+            self._block(_shown(self._carry) + b"\n")
             self._carry = b""
         self._screen.close()
         found = {m.line: m for kept in (*self._first.values(), *self._last.values()) for m in kept}
@@ -101,6 +108,10 @@ class Reader:
             kind,
             trend(self._ends()),
         )
+
+    def _end_of_a_long_line(self, rest: bytes) -> None:
+        self._carry = _shown(self._carry + _LEFT_OUT + rest)
+        self._rest = None
 
     def _ends(self) -> list[tuple[int, str]]:
         """The first and the last lines, each once, with their numbers."""
@@ -126,7 +137,9 @@ class Reader:
             self._head += head[: _HEAD_LINES - len(self._head)]
 
     def _read(self, line: int, raw: bytes) -> bool:
-        text = _COLOURS.sub("", raw[:_MAX_TEXT].decode("utf-8", "replace")).rstrip("\r")
+        if len(raw) > _MAX_TEXT:
+            raw = raw[:_END_BYTES] + _LEFT_OUT + raw[-_END_BYTES:]
+        text = _COLOURS.sub("", raw.decode("utf-8", "replace")).rstrip("\r")
         rule = read_rule(text)
         if rule is None:
             if self._strange_line is None and _STRANGE.search(text.lower()):
@@ -140,6 +153,18 @@ class Reader:
         else:
             self._last.setdefault(rule.name, deque(maxlen=_LAST_OF_A_RULE)).append(match)
         return rule.standing > Standing.HARMLESS
+
+
+def _shown(line: bytes) -> bytes:
+    """What a terminal shows of a line that a progress bar wrote over again and again."""
+    text = line.rstrip(b"\r")
+    return text[text.rfind(b"\r") + 1 :] + line[len(text) :]
+
+
+def _all_shown(block: bytes) -> bytes:
+    if b"\r" not in block:
+        return block
+    return b"\n".join([_shown(line) if b"\r" in line else line for line in block.split(b"\n")])
 
 
 def read(

@@ -112,7 +112,7 @@ RULES: tuple[Rule, ...] = (
         r"|cudnn_status_(?:internal_error|execution_failed|mapping_error)|cudnn error"
         r"|cublas_status_(?:execution_failed|internal_error|mapping_error)"
         r"|memory access fault by gpu"
-        r"|hsa_status_error|hip error",
+        r"|hsa_status_error|hip error|amdgpu.*\bring \S+ timeout|gpu node-\d+ .*gpu hang",
         Standing.SIGN,
         _HARDWARE,
         "a kernel failed without saying why",

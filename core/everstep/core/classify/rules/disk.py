@@ -11,7 +11,8 @@ _DISK = Reading(Symptom.STORAGE_ERROR, Label.HOST, Action.EVICT, 0.85)
 RULES: tuple[Rule, ...] = (
     Rule(
         "file system damaged",
-        r"(?:ext4|xfs|btrfs|f2fs)[^:]*: ?(?:error|corruption|.*(?:i/o|internal) error"
+        r"btrfs[^:]*: (?:csum failed|checksum error)|btrfs error [^:]*: bdev \S+ errs: "
+        r"|(?:ext4|xfs|btrfs|f2fs)[^:]*: ?(?:error|corruption|.*(?:i/o|internal) error"
         r"|.*metadata corruption|.*shut(?:ting)? ?down|.*has been shut)|ext4-fs error"
         r"|xfs_force_shutdown"
         r"|remounting filesystem read-only|detected aborted journal|journal has aborted"

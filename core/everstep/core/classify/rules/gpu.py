@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from everstep.core.classify.names import Action, Label, Symptom
-from everstep.core.classify.rule import Reading, Rule, Standing
+from everstep.core.classify.rule import QUIET, Reading, Rule, Standing
 
 _LOST = Reading(Symptom.GPU_UNAVAILABLE, Label.GPU_HARDWARE, Action.EVICT, 0.85)
 _DRIVER = Reading(Symptom.GPU_UNAVAILABLE, Label.INFRASTRUCTURE, Action.EVICT, 0.7)
@@ -19,12 +19,22 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "gpu lost",
         r"fallen off the bus|gpu is lost|gpu_is_lost|gpu_?lost\b|nvmlerror_gpuislost"
-        r"|gpu lost from the bus|gpu has been lost|gpu (?:\S+ )?(?:is|was) missing from",
+        r"|(?:gpu|device) lost from (?:the )?bus|gpu has been lost"
+        r"|nvrm: .*\bstatus[ =]0x0*f\b|gpu (?:\S+ )?(?:is|was) missing from",
         Standing.PROOF,
         _LOST,
         "a GPU is gone from the PCIe bus",
         "NVML API: NVML_ERROR_GPU_IS_LOST; Xid 79",
         ("pynvml.NVMLError_GpuIsLost: GPU is lost", "NVRM: GPU has fallen off the bus."),
+    ),
+    Rule(
+        "request refused by the driver",
+        r"nvrm: rpcrmapi\w+_gsp: .*failed.*\bstatus=0x(?!0*(?:62|65)\b)[0-9a-f]+",
+        Standing.CONTEXT,
+        QUIET,
+        "the GPU's system processor answered a program's request with no",
+        "NVIDIA open-gpu-kernel-modules: nvstatuscodes.h (0x0f lost, 0x62 reset, 0x65 time-out)",
+        ("NVRM: rpcRmApiAlloc_GSP: GspRmAlloc failed: hClient=0xc1d1; status=0x00000051",),
     ),
     Rule(
         "gpu without handle",
@@ -35,7 +45,8 @@ RULES: tuple[Rule, ...] = (
         r"|ing) (?:routine )?failed"
         r"|nvml_error_(?:gpu_not_found|irq_issue)|nvrm: .*gpu .*(?:not responding|is in an? (?:bad"
         r"|error))"
-        r"|nvidia: probe of \S+ failed|unhealthy.*(?:gpu-|nvidia\.com/gpu|xid)"
+        r"|(?:nvidia|amdgpu): probe of \S+ failed"
+        r"|fatal error during gpu init|unhealthy.*(?:gpu-|nvidia\.com/gpu|xid)"
         r"|(?:gpu-|nvidia\.com/gpu|xid).*\bunhealthy",
         Standing.PROOF,
         _LOST,

@@ -152,7 +152,8 @@ RULES: tuple[Rule, ...] = (
     ),
     _harmless(
         "retried by itself",
-        r"\b(?:will retry|retrying in|retrying after|retry \d+ (?:of|/) ?\d+"
+        r"\bretrying \(retry\(total=[1-9]"
+        r"|\b(?:will retry|retrying in|retrying after|retry \d+ (?:of|/) ?\d+"
         r"|attempt \d+/\d+ failed,"
         r" retrying)\b",
         "the program tries again by itself",
@@ -171,14 +172,38 @@ RULES: tuple[Rule, ...] = (
         " iterations:   0 |",
     ),
     _harmless(
+        "searched and not there",
+        r"\bno (?:new |gpu |nvidia |critical |active |recent |pending )*(?:s?xids?\b|unhealthy\b"
+        r"|(?:uncorrect\w+|ecc|pcie|aer|nvlink|mce|hardware|kernel|memory|disk|smart)"
+        r" (?:ecc |memory )?(?:errors?|faults?|events?)\b)"
+        r"|(?:^|info\W+|found |detected |has |had )(?:0|zero) (?:uncorrect\w+|s?xids?|ecc)\b"
+        r"|\b(?:errors?|xids?|faults?|events?|failures?)\b[^:]{0,40}: *(?:none|nothing|clean)"
+        r"(?: found)?\W*$",
+        "a check found no fault",
+        "node health checks",
+        "gpu-health: no xid 79 or 48 found in dmesg",
+        "INFO: 0 uncorrectable ECC errors",
+        "checking for xid 79 errors: none found",
+    ),
+    _harmless(
+        "look at a path",
+        r"^\W*(?:ls|stat|find|du): (?:cannot |.\S+: no such)",
+        "a command looked whether a path is there",
+        "coreutils",
+        "ls: cannot access '/dev/nvidia-caps-imex-channels/': No such file or directory",
+    ),
+    _harmless(
         "variable named for an error",
-        r"\b(?:nccl_async_error_handling|torch_nccl_\w+|pythonfaulthandler|log_?level)\b *(?:="
-        r"|is |set )"
+        r"(?:^\W*|nccl info |export |\benv )(?:nccl_|ucx_|gloo_|nvshmem_|ompi_)\w+ *(?:=|is |set )"
+        r"(?!.*(?:not found|no match|no socket|invalid|mismatch|fail|error: ))"
+        r"|\b(?:nccl_async_error_handling|torch_nccl_\w+|pythonfaulthandler"
+        r"|log_?level)\b *(?:=|is |set )"
         r"|^(?!.*error: ).*--[\w-]*(?:error|fail|nan|timeout)[\w-]*[ =]"
         r"|^\s*(?:arguments|environment): ",
         "settings that have error in their name",
         "launchers print their arguments",
         "export TORCH_NCCL_ASYNC_ERROR_HANDLING=1",
+        "node:7:7 [0] NCCL INFO NCCL_IB_TIMEOUT set by environment to 22.",
         "  --check-for-nan-in-loss-and-grad --distributed-timeout-minutes 10",
     ),
 )

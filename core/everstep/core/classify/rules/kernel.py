@@ -44,7 +44,8 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "panic",
-        r"kernel panic|not syncing:|unable to handle kernel|bug: unable to handle|kernel bug at"
+        r"kernel panic\b(?= *(?:[-:;,.()\[\]]|$|on\b|at\b|in\b|occurred|detected))"
+        r"|not syncing:|unable to handle kernel|bug: unable to handle|kernel bug at"
         r"|general protection fault(?!.*\bin \S+\.so)|\boops: \w|double fault:|hard lockup"
         r"|bug: bad page|list_(?:add|del) corruption|kernel stack (?:overflow|is corrupted)"
         r"|critical temperature reached|thermal shut ?down|bug: unable|internal error: oops"

@@ -13,13 +13,13 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "memory corrected",
         r"\b\d+ ce\b.*(?:memory|error)|\bce (?:memory \w+ )?error"
-        r"|\bcorrected (?:hardware )?(?:memory )?error"
+        r"|\bcorrected (?:(?:hardware |memory )+|read |write |scrub )?error|\bcorrected_error"
         r"|corrected by h/w|type: corrected|single-bit ecc|\bbeen corrected\b"
         r"|mce: .*\bcorrected\b(?<!uncorrected)"
         r"|(?:handling mce|machine check events logged)|storage error in dram"
         r"|hardware error from apei"
         r"|severity[=:] ?corrected|corrected error, no action required|cmci storm"
-        r"|event severity: corrected|\bcorrectable\b|mce_notify_irq",
+        r"|event severity: (?:corrected|info)|\bcorrectable\b|mce_notify_irq",
         Standing.CONTEXT,
         QUIET,
         "an error that the hardware corrected",
@@ -32,10 +32,10 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "memory uncorrected",
-        r"\b\d+ ue\b.*(?:memory|error|on )|\bue (?:memory \w+ )?error|uncorrect(?:ed"
+        r"\b[1-9]\d* ue\b.*(?:memory|error|on )|(?<!0 )\bue (?:memory \w+ )?error|uncorrect(?:ed"
         r"|able) (?:hardware "
         r"|memory )"
-        r"|memory failure: 0x|hardware memory corruption|uncorrected error|uncorrectable error"
+        r"|memory failure: 0x|hardware memory corruption|uncorrected[ _]error|uncorrectable error"
         r"|uncorrectable ecc",
         Standing.PROOF,
         _MEMORY,

@@ -6,9 +6,12 @@ from everstep.core.classify.names import Action, Label, Symptom
 from everstep.core.classify.rule import Reading, Rule, Standing
 
 _NAN = Reading(Symptom.NAN, Label.UNKNOWN, Action.CHECK, 0.45)
+_RERUN_DIFFERS = Reading(Symptom.NAN, Label.GPU_HARDWARE, Action.CHECK, 0.65)
+_RERUN_AGREES = Reading(Symptom.NAN, Label.USER_CODE, Action.ROLLBACK, 0.65)
 _SCALE = Reading(Symptom.NAN, Label.USER_CODE, Action.ROLLBACK, 0.6)
 _SPIKE = Reading(Symptom.LOSS_SPIKE, Label.UNKNOWN, Action.CHECK, 0.4)
 _SLOW = Reading(Symptom.MFU_DECLINE, Label.UNKNOWN, Action.CHECK, 0.4)
+_RERUN = "Megatron-LM: rerun_state_machine.py"
 _TRAINERS = "Megatron-LM, DeepSpeed, NeMo, Lightning: messages"
 
 RULES: tuple[Rule, ...] = (
@@ -34,6 +37,26 @@ RULES: tuple[Rule, ...] = (
             "[deepspeed] OVERFLOW! Rank 0 Skipping step. Attempted loss scale: 65536, reducing to"
             " 32768",
         ),
+    ),
+    Rule(
+        "rerun differs",
+        r"not reproducible on a different gpu|possible (?:persistent|transient) error"
+        r"|rerun: unexpected result is not reproducible",
+        Standing.CAUSE,
+        _RERUN_DIFFERS,
+        "the same sum gave another result; the log names the machine that summed last, which need"
+        " not be the one that was wrong",
+        _RERUN,
+        ("ERROR:rerun_state_machine:Rank 3, node b, device 3: Possible persistent error!!",),
+    ),
+    Rule(
+        "rerun agrees",
+        r"rerun: unexpected result is reproducible on a different gpu|possible application error",
+        Standing.CAUSE,
+        _RERUN_AGREES,
+        "two GPUs agree on the result, so the program or its data made it",
+        _RERUN,
+        ("Rank 3, node b, device 3: Correct result (but possible Application error) (x)!",),
     ),
     Rule(
         "not a number",

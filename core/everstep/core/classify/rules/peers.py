@@ -22,7 +22,8 @@ RULES: tuple[Rule, ...] = (
         r"|(?<!deadline_exceeded: )barrier timed out"
         r"|watchdog.*(?:got stuck|hung|heartbeat)|heartbeat ?monitor timed out"
         r"|failure detected by watchdog|timeout at nccl work|collective.*(?:hang|stuck)"
-        r"|nccl.*timed? ?out",
+        r"|nccl\b.*\b(?:timed out|time-?out)\b"
+        r"(?! *[=:]? *(?:\d|timedelta|datetime|set\b|is\b|minutes))",
         Standing.CONSEQUENCE,
         _HANG,
         "a rank waited for another one in vain",

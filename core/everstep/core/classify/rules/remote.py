@@ -7,6 +7,7 @@ from everstep.core.classify.rule import Reading, Rule, Standing
 
 _REMOTE = Reading(Symptom.STORAGE_ERROR, Label.STORAGE, Action.RETRY, 0.75)
 _RIGHTS = Reading(Symptom.STORAGE_ERROR, Label.MANUAL, Action.ROLLBACK, 0.6)
+_IMAGE = Reading(Symptom.CONTAINER_ERROR, Label.USER_CODE, Action.ROLLBACK, 0.7)
 _SERVICE = Reading(Symptom.NETWORK_ERROR, Label.NETWORK, Action.RETRY, 0.65)
 
 RULES: tuple[Rule, ...] = (
@@ -35,7 +36,7 @@ RULES: tuple[Rule, ...] = (
         r"|(?:500|502|503|504) (?:server error|service|bad gateway|gateway|internal)"
         r"|toomanyrequests"
         r"|429 (?:client|too many)|(?:endpointconnection|connecttimeout|readtimeout)error"
-        r"|(?:s3|gcs|gs|oss|hdfs|blob|minio|azure)\b.*(?:timed? ?out|timeout|unavailable|reset"
+        r"|\b(?:s3|gcs|gs|oss|hdfs|blob|minio|azure)\b.*(?:timed? ?out|timeout|unavailable|reset"
         r"|fail)"
         r"|curl\w*\b.*(?:timeout was reached|timed? ?out|too slow)"
         r"|operation too slow\. less than|curle_\w+"
@@ -48,11 +49,21 @@ RULES: tuple[Rule, ...] = (
         ("botocore.exceptions.ClientError: An error occurred (SlowDown) when calling GetObject",),
     ),
     Rule(
+        "java classes missing",
+        r"noclassdeffounderror|classnotfoundexception|unable to load libjvm"
+        r"|libhdfs\S*: cannot open",
+        Standing.CAUSE,
+        _IMAGE,
+        "the image or its CLASSPATH lacks what the client of the file system needs",
+        "Apache Hadoop: libhdfs; Arrow: HadoopFileSystem",
+        ("(unable to get root cause for java.lang.NoClassDefFoundError)",),
+    ),
+    Rule(
         "hdfs",
         r"safemodeexception|standbyexception|name ?node is in safe mode|blockmissingexception"
         r"|could not obtain block"
         r"|org\.apache\.hadoop|hdfs\S*exception|lease(?:expired)?exception|no datanode"
-        r"|all datanodes",
+        r"|all datanodes|bad datanode|good datanodes|could only be (?:replicated|written) to \d",
         Standing.CAUSE,
         _REMOTE,
         "HDFS did not serve a request",

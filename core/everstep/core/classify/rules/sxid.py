@@ -17,6 +17,15 @@ _HARMLESS_CODES = (
 
 RULES: tuple[Rule, ...] = (
     Rule(
+        "no switch to manage",
+        r"nv_warn_nothing_to_do",
+        Standing.CONTEXT,
+        QUIET,
+        "the fabric manager found no NVSwitch: this machine has none",
+        "NVIDIA fabric manager user guide",
+        ("request to query NVSwitch device information failed: [NV_WARN_NOTHING_TO_DO]",),
+    ),
+    Rule(
         "sxid corrected",
         r"\bsxid\b[^)]*\): *" + _HARMLESS_CODES + r"(?!.*(?:, fatal|severity 1))",
         Standing.CONTEXT,

@@ -15,8 +15,8 @@ from everstep.core.classify.rule import QUIET, Reading, Rule, Standing
 
 _SOURCE = "NVIDIA, Xid Errors: catalogue and analysis"
 _AT = (
-    r"(?<!previous )\bxids?(?:criticalerror: xid| critical error| errors?| event| code)?"
-    r"\s*(?:\((?:pci:)?[0-9a-f:.]+\))?[\s:=#]*"
+    r"(?:(?<!previous )\bxids?(?:criticalerror: xid| critical error| errors?| event| code)?"
+    r"\s*(?:\((?:pci:)?[0-9a-f:.]+\))?[\s:=#]*|dcgm_fi_dev_xid_errors\{[^}]*\} +(?!0\b))"
 )
 _AFTER = r"\bxid\b.*\bcaused by previous xid "
 
