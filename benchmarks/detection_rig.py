@@ -155,8 +155,9 @@ class JobRig:
             spec.detection.agent_lost_after_s, spec.detection.reconnect_grace_s
         )
         self._senses = JobSenses(job_limits(spec))
+        self._board = StepBoard(1, spec.detection.silent_after_s)
         self._analyzer = TelemetryServer(
-            StepBoard(1, spec.detection.silent_after_s),
+            self._board,
             self._watch,
             self._senses,
             lambda seen: None,
@@ -196,7 +197,9 @@ class JobRig:
         self._info = await self._machine.open()
         self._tasks = [
             asyncio.create_task(self._reporter.run()),
-            asyncio.create_task(raise_silent(self._watch, self._senses, self._reporter)),
+            asyncio.create_task(
+                raise_silent(self._watch, self._senses, self._board, self._reporter)
+            ),
             asyncio.create_task(self._telemetry.run()),
         ]
 
