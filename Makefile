@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install demo test check format
+.PHONY: install demo test soak check format
 
 install: .venv/installed
 
@@ -19,6 +19,11 @@ demo: install
 
 test: install
 	@$(BIN)/python -m pytest
+
+# What takes too long for every change.
+soak: install
+	@$(BIN)/python -m pytest -m soak
+	@$(BIN)/python -m tests.soak.incidents 500
 
 check: install
 	@$(BIN)/ruff check .

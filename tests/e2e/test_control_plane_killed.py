@@ -32,6 +32,7 @@ def test_recovery_survives_kills_at_any_point(
     assert done.evictions() == []
 
 
+@pytest.mark.soak
 def test_eviction_takes_place_once_whenever_the_controller_dies(
     tmp_path: Path, small_undisturbed: dict[int, str]
 ) -> None:
@@ -46,6 +47,7 @@ def test_eviction_takes_place_once_whenever_the_controller_dies(
     assert done.evictions() == ["m0", "m1", "m2", "m3"]
 
 
+@pytest.mark.soak
 def test_analyzer_killed_with_a_machine_lost_at_the_same_time(
     tmp_path: Path, small_undisturbed: dict[int, str]
 ) -> None:

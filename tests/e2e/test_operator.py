@@ -288,6 +288,7 @@ def bare_server(folder: Path) -> Generator[str]:
         process.wait(10)
 
 
+@pytest.mark.soak
 def test_server_of_somebody_else(tmp_path: Path) -> None:
     """Two runs of one job, one after the other, both with an incident, on a server that stays."""
     spec, folder = write_waiter(tmp_path), tmp_path / "run"
@@ -303,6 +304,7 @@ def test_server_of_somebody_else(tmp_path: Path) -> None:
         assert not (folder / "temporal.db").exists()
 
 
+@pytest.mark.soak
 def test_two_runs_side_by_side(tmp_path: Path) -> None:
     folders = [tmp_path / name for name in ("one", "two")]
     for folder in folders:

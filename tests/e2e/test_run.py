@@ -34,6 +34,7 @@ def test_killed_ranks_of_every_coordinate(tmp_path: Path, undisturbed: dict[int,
     assert done.evictions() == []
 
 
+@pytest.mark.soak
 def test_every_machine_is_lost_once(tmp_path: Path, undisturbed: dict[int, str]) -> None:
     faults = [f"machine_lost@{5 + 12 * m}:m{m}" for m in range(4)]
     done = run(write_spec(tmp_path, STEPS, 4), tmp_path / "run", *faults)

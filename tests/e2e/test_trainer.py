@@ -90,6 +90,7 @@ def test_two_runs_are_equal_to_the_bit_and_learn(straight: Run, tmp_path: Path) 
     assert losses[-1] < losses[0] - 1.0
 
 
+@pytest.mark.soak
 def test_a_killed_run_resumes_to_the_same_end(straight: Run, tmp_path: Path) -> None:
     files = ("--checkpoint-dir", str(tmp_path / "checkpoints"), "--checkpoint-every", "2")
     slow = ("--step-time-s", "0.1", "--out", str(tmp_path))
@@ -106,6 +107,7 @@ def test_a_killed_run_resumes_to_the_same_end(straight: Run, tmp_path: Path) -> 
     assert resumed.digests == straight.digests
 
 
+@pytest.mark.soak
 def test_layouts_agree_on_the_losses(tmp_path: Path) -> None:
     short = ("--steps", "5", "--lr", "1e-3")
     alone = train(1, tmp_path / "alone", *short).losses(5)
