@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 from everstep.core.stacks.dump import Answer, Frame, RankDump, Stack, Thread
+from everstep.core.stacks.numbers import whole_number
 from everstep.core.stacks.words import printable
 
 _NO_ANSWERS = frozenset(Answer) - {Answer.ANSWERED}
@@ -76,8 +77,8 @@ class Reader:
             number = head.get("os_thread_id")
             found.append(
                 Thread(
-                    pid=_int(head.get("pid")) or 0,
-                    os_thread_id=_int(number),
+                    pid=whole_number(head.get("pid")) or 0,
+                    os_thread_id=whole_number(number),
                     name=printable(head.get("thread_name") or ""),
                     stack=self._stack(_list(head.get("frames"))),
                     process=printable(head.get("process") or ""),
@@ -133,18 +134,13 @@ def _answered(threads: tuple[Thread, ...]) -> RankDump:
 
 def _frame(item: Mapping[str, Any]) -> Frame:
     file = item.get("filename") or item.get("short_filename") or item.get("module") or ""
-    return Frame(printable(item.get("name") or ""), printable(file), _int(item.get("line")) or 0)
+    return Frame(
+        printable(item.get("name") or ""), printable(file), whole_number(item.get("line")) or 0
+    )
 
 
 def _list(value: object) -> list[object]:
     return cast("list[object]", value) if isinstance(value, list) else []
-
-
-def _int(value: object) -> int | None:
-    try:
-        return int(value)  # type: ignore[call-overload, no-any-return]  # pyright: ignore
-    except (TypeError, ValueError, OverflowError):
-        return None
 
 
 def _why_unreadable(text: bytes) -> str:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, cast
 
+from everstep.core.stacks.numbers import whole_number
 from everstep.core.stacks.words import printable
 
 _NUMBER = re.compile(r"\d+")
@@ -137,7 +138,7 @@ def _take_entry(entry: dict[str, Any], drafts: dict[str, _Draft], names: dict[st
     if entry.get("is_p2p"):
         draft.in_transfer = draft.in_transfer or not done
         return
-    sequence = _int(entry.get("collective_seq_id", entry.get("seq_id")))
+    sequence = whole_number(entry.get("collective_seq_id", entry.get("seq_id")))
     if sequence is None:
         return
     operation = printable(entry.get("profiling_name", "")).rpartition(":")[2]
@@ -167,8 +168,8 @@ def _ranks(text: str) -> tuple[int, ...]:
 
 
 def _take_status(draft: _Draft, status: dict[str, Any]) -> None:
-    enqueued = _int(status.get("last_enqueued_collective"))
-    completed = _int(status.get("last_completed_collective"))
+    enqueued = whole_number(status.get("last_enqueued_collective"))
+    completed = whole_number(status.get("last_completed_collective"))
     # Neither source is complete: entries are thrown away when there are too many, and gloo counts
     # what was completed only some time after it was.
     draft.enqueued = max(draft.enqueued, enqueued or 0)
@@ -196,10 +197,3 @@ def _dict(value: object) -> dict[str, Any]:
 def _dicts(value: object) -> Iterable[dict[str, Any]]:
     items = cast("list[object]", value) if isinstance(value, list) else []
     return (cast("dict[str, Any]", item) for item in items if isinstance(item, dict))
-
-
-def _int(value: object) -> int | None:
-    try:
-        return int(value)  # type: ignore[call-overload, no-any-return]  # pyright: ignore
-    except (TypeError, ValueError, OverflowError):
-        return None
