@@ -14,6 +14,7 @@ from tests.fault.machines import SECRET, Rig, config_of, until
 from tests.fault.stored import held, order_of
 
 from everstep.agent import storage
+from everstep.agent.storage_child import Child
 from everstep.checkpoint.storing import Save
 from everstep.core.errors import PermanentError
 from everstep.core.evidence import calls_for_action
@@ -181,7 +182,7 @@ async def test_whatever_happens_to_saves_is_told_and_training_goes_on(
 
 async def test_a_machine_that_is_behind_does_not_let_the_others_wait(tmp_path: Path) -> None:
     """It says that it is not there for the save that another one has begun."""
-    child = storage.Child(storage.TIER_COMMAND, tmp_path / "log")
+    child = Child(storage.TIER_COMMAND, tmp_path / "log")
     with ThreadPoolExecutor(1) as pool:
         order = order_of(tmp_path, 20, "dp=2;order=dp", 0, 2, 1, give_up_after_s=200.0)
         waiting = pool.submit(Save(order, [held(0, {"step": 20})], lambda _: None).run)
@@ -197,7 +198,7 @@ async def test_a_machine_that_is_behind_does_not_let_the_others_wait(tmp_path: P
 
 
 async def test_what_saves_ends_with_its_agent(tmp_path: Path) -> None:
-    child = storage.Child(storage.LOOK_COMMAND, tmp_path / "log")
+    child = Child(storage.LOOK_COMMAND, tmp_path / "log")
     child._sock.close()  # pyright: ignore[reportPrivateUsage]
     await until(lambda: not child.lives, PATIENCE_S)
     child.close()

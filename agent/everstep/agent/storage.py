@@ -7,11 +7,8 @@ hangs or takes too long is told as an alert, and never holds anybody up.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
-import socket
-import subprocess
 import sys
 import threading
 import time
@@ -23,6 +20,7 @@ from typing import Any
 
 from everstep.agent.shards import ShardStore, SharedRegion, free_memory_bytes
 from everstep.agent.snapshots import Snapshot, copy_out, take_snapshot
+from everstep.agent.storage_child import Child, FailedError
 from everstep.core.errors import EverstepError, PermanentError, TransientError
 from everstep.core.model import (
     Alert,
@@ -34,7 +32,6 @@ from everstep.core.model import (
 )
 from everstep.core.shard import Shard
 from everstep.core.stored import StoragePolicy, folder_name, short_run, symptom_of
-from everstep.storage import parcel
 
 logger = logging.getLogger(__name__)
 
@@ -44,12 +41,10 @@ LOOK_COMMAND = (sys.executable, "-m", "everstep.storage.look")
 SUBJECT = "storage"
 """What alerts about the storage tier are about: no part of the machine, and no reason to stop."""
 
-_START_PATIENCE_S = 300.0
 _DECLINE_PATIENCE_S = 60.0
 _MOST_DECLINED = 32
 _REASON_CHARS = 500
 _LOOK_PATIENCE_S = 120.0
-_DEATH_PATIENCE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,133 +68,6 @@ class StorageConfig:
     gpus_per_machine: int
     log: Path
     command: Sequence[str] = ()
-
-
-class FailedError(TransientError):
-    """A piece of work failed; another time it may not.
-
-    Args:
-        reason: Why.
-        number: The system's error number, if there was one.
-    """
-
-    def __init__(self, reason: str, number: int | None) -> None:
-        super().__init__(reason, number)
-        self.reason = reason
-        self.number = number
-
-    def __str__(self) -> str:
-        return self.reason
-
-
-class Child:
-    """A process that waits for work.
-
-    Args:
-        command: What to run, a descriptor's number to be added.
-        log: Where its output goes.
-    """
-
-    def __init__(self, command: Sequence[str], log: Path) -> None:
-        self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs, log.open("ab") as output:
-            self._process = subprocess.Popen(
-                [*command, str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-            )
-        self._killed = False
-        self.answered = False
-        self.phase = "starting"
-        self.items: list[dict[str, Any]] = []
-
-    @property
-    def pid(self) -> int:
-        """Its process id."""
-        return self._process.pid
-
-    def begin(self) -> None:
-        """Wait until it can work: that it loads torch is not the storage's fault.
-
-        Raises:
-            FailedError: It died, or cannot.
-        """
-        deadline_s = time.monotonic() + _START_PATIENCE_S
-        while self.phase == "starting":
-            packet = self._next(deadline_s)
-            if packet is None:
-                raise FailedError("the storage process does not start", None)
-            self.phase = str(packet.get("phase"))
-        self.phase = "beginning"
-        self.answered = False
-
-    def send(self, content: dict[str, Any], fd: int | None = None) -> None:
-        """Tell it something.
-
-        Raises:
-            FailedError: It is gone.
-        """
-        try:
-            parcel.send(self._sock, content, fd)
-        except OSError as error:
-            raise FailedError(f"the storage process is gone: {error}", None) from error
-
-    def result(self, patience_s: float) -> dict[str, Any] | None:
-        """What came of it; None when it is not done in time.
-
-        Raises:
-            FailedError: It failed, or died.
-        """
-        deadline_s = time.monotonic() + patience_s
-        while (content := self._next(deadline_s)) is not None:
-            self.answered = "failed" in content or "done" in content
-            if "failed" in content:
-                raise FailedError(content["failed"], content["number"])
-            if "done" in content:
-                return dict(content["done"])
-            if "item" in content:
-                self.items.append(content["item"])
-            else:
-                self.phase = str(content["phase"])
-        return None
-
-    def _next(self, deadline_s: float) -> dict[str, Any] | None:
-        self._sock.settimeout(max(0.001, deadline_s - time.monotonic()))
-        try:
-            packet = parcel.receive(self._sock)
-        except TimeoutError:
-            return None
-        except (OSError, ValueError) as error:
-            raise FailedError(f"the storage process: {error}", None) from error
-        if packet is None:
-            raise FailedError(f"the storage process {self._ending()}", None)
-        return packet[0]
-
-    @property
-    def lives(self) -> bool:
-        """Whether it has not ended."""
-        return not self._killed and self._process.poll() is None
-
-    def kill(self) -> None:
-        """End it, whatever it does; whoever waits for its result hears of it."""
-        self._killed = True
-        self._process.kill()
-
-    def close(self) -> None:
-        """End it and let go of it; what does not die is left to the kernel."""
-        self._process.kill()
-        self._sock.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_DEATH_PATIENCE_S)
-
-    def _ending(self) -> str:
-        try:
-            code = self._process.wait(_DEATH_PATIENCE_S)
-        except subprocess.TimeoutExpired:
-            return "closed its channel"
-        return f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
 
 
 @dataclass(slots=True)

@@ -19,7 +19,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from everstep.agent.snapshots import Snapshot
-from everstep.agent.storage import TIER_COMMAND, Child
+from everstep.agent.storage import TIER_COMMAND
+from everstep.agent.storage_child import Child
 from everstep.cli.console import out
 from everstep.cli.find import RunArgument, find_run, use_server_of
 from everstep.core import names
