@@ -25,6 +25,7 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -277,7 +278,7 @@ async def ranks(trials: Trials, client: Client, count: int, folder: Path) -> Non
         await _each(rigs, lambda rig: _exit(trials, rig))
         for rig in rigs:
             agents.append(spawn_agent(rig.port, rig.name, "gone"))
-            await until(lambda rig=rig: rig.knows("gone"), "the agent is there")  # type: ignore[misc]
+            await until(partial(rig.knows, "gone"), "the agent is there")
         pairs = list(zip(rigs, agents, strict=True))
         await _each(pairs, lambda pair: _agent(trials, *pair))
         await asyncio.sleep(SETTLE_S)

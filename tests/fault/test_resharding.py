@@ -24,6 +24,7 @@ import torch, torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 from everstep.checkpoint import resharding
 from everstep.checkpoint.storing import Save
+from everstep.core.errors import PermanentError
 from tests.fault.stored import held, order_of
 
 folder = sys.argv[1]
@@ -52,7 +53,7 @@ def main(rank, size):
         if rank == 0:
             try:
                 resharding.load(order.url, {"rng": torch.tensor([0]), "new": 1}, rank)
-            except Exception as error:
+            except PermanentError as error:
                 print(json.dumps({"refused": str(error)}), flush=True)
     tensors = {**model.state_dict(), **{
         f"{i}.{n}": t for i, s in optimizer.state_dict()["state"].items() for n, t in s.items()}}

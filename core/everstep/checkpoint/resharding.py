@@ -146,7 +146,8 @@ def _replace(state: Any, replace: Any) -> Any:
     """The state with each leaf replaced, in the same order."""
     if isinstance(state, Mapping):
         made = {key: _replace(item, replace) for key, item in state.items()}
-        return made if type(state) is dict else type(state)(made)  # type: ignore[call-arg]
+        mapping_type: Any = type(state)
+        return made if mapping_type is dict else mapping_type(made)
     if _is_value(state):
         return replace(state)
     if isinstance(state, list):
