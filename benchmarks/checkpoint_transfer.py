@@ -22,7 +22,8 @@ from dataclasses import dataclass
 from everstep.agent.shards import ShardStore
 from everstep.agent.transfer import BackupSender, TransferServer, pull
 from everstep.checkpoint.checksums import checksum
-from everstep.core.model import MachineInfo, Pull
+from everstep.core.model import MachineInfo
+from everstep.core.orders import Pull
 from everstep.core.shard import Shard, body_bytes
 
 SIZE_BYTES = 2**30

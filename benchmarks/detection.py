@@ -46,7 +46,8 @@ from benchmarks.results import Result, conclude
 from everstep.agent.probes import kmsg
 from everstep.agent.probes.monitor import Monitor, MonitorConfig
 from everstep.core.errors import UnobservableError
-from everstep.core.model import Alert, Observer, Symptom, Verdict
+from everstep.core.model import Alert
+from everstep.core.vocabulary import Observer, Symptom, Verdict
 from everstep.workers.reports import Reporter
 
 T = TypeVar("T")

@@ -26,16 +26,8 @@ from everstep.agent.machine import Machine
 from everstep.agent.telemetry import TelemetryClient
 from everstep.core import names
 from everstep.core.liveness import AgentWatch
-from everstep.core.model import (
-    Alert,
-    MachineEvent,
-    RankExit,
-    RankProgress,
-    RanksStarted,
-    RankStart,
-    StartOrder,
-    StopOrder,
-)
+from everstep.core.model import Alert, MachineEvent, RankExit, RankProgress, RanksStarted
+from everstep.core.orders import RankStart, StartOrder, StopOrder
 from everstep.core.progress import StepBoard
 from everstep.core.senses.job import JobSenses
 from everstep.spec.job import JobSpec

@@ -18,7 +18,7 @@ import psutil
 import yaml
 
 from everstep.activities.archive import load_incidents
-from everstep.core.model import IncidentRecord
+from everstep.core.record import IncidentRecord
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 EXAMPLE = EXAMPLES / "gpt"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from everstep.core.model import Outcome, Rung
+from everstep.core.vocabulary import Outcome, Rung
 from tests.e2e.local import EXAMPLES, assert_nothing_left, clean_environment, run, write_spec
 
 pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.timeout(400)]

@@ -15,7 +15,8 @@ from typing import Any
 import psutil
 import pytest
 
-from everstep.core.model import IncidentRecord, Outcome, Rung
+from everstep.core.record import IncidentRecord
+from everstep.core.vocabulary import Outcome, Rung
 from everstep.workers.local import server
 from tests.conftest import free_port
 from tests.e2e.conftest import STEPS

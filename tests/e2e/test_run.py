@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from everstep.core.model import Outcome, Rung, Symptom
+from everstep.core.vocabulary import Outcome, Rung, Symptom
 from tests.e2e.conftest import STEPS
 from tests.e2e.local import Finished, assert_nothing_left, run, write_spec
 

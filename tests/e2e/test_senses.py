@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from everstep.core.model import Outcome, Rung, Symptom
+from everstep.core.vocabulary import Outcome, Rung, Symptom
 from tests.e2e.local import run, write_spec
 
 pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.timeout(200)]

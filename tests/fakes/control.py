@@ -19,7 +19,9 @@ from temporalio.worker import Worker
 from everstep.activities.webhook import Webhook
 from everstep.core import names
 from everstep.core.memory import CodeVersion
-from everstep.core.model import Alert, IncidentRecord, Observer, RanksFinished, Symptom
+from everstep.core.model import Alert, RanksFinished
+from everstep.core.record import IncidentRecord
+from everstep.core.vocabulary import Observer, Symptom
 from everstep.spec.job import JobSpec
 from everstep.workers import registry, runtime
 from everstep.workflows import options, story

@@ -11,26 +11,23 @@ import time
 from dataclasses import dataclass, field
 
 from everstep.core.errors import PermanentError, StaleAttempt
-from everstep.core.model import (
-    Check,
+from everstep.core.model import MachineInfo, RankExit, StepSeen
+from everstep.core.orders import (
     CheckOrder,
     CheckResult,
-    MachineInfo,
     MachineReport,
-    RankExit,
     RestoreOrder,
     RestoreReport,
     ShardCopy,
     StartOrder,
     StartReport,
-    StepSeen,
     StopOrder,
     StorageReport,
     StoredCheckpoint,
-    Verdict,
 )
 from everstep.core.progress import StepBoard
 from everstep.core.trial import ReplayOrder, ReplayReport
+from everstep.core.vocabulary import Check, Verdict
 
 
 @dataclass

@@ -14,7 +14,8 @@ from typing import Any, TypeVar
 from everstep.agent import journal
 from everstep.agent.config import MachineConfig
 from everstep.agent.machine import Machine
-from everstep.core.model import MachineEvent, MachineInfo, RankStart, StartOrder
+from everstep.core.model import MachineEvent, MachineInfo
+from everstep.core.orders import RankStart, StartOrder
 
 HOST = "127.0.0.1"
 SECRET = b"nobody-may-see-this"

@@ -22,7 +22,8 @@ from everstep.agent.shards import ShardStore
 from everstep.agent.transfer import BackupSender, TransferServer, pull
 from everstep.core import faultpoint, names
 from everstep.core.errors import EverstepError
-from everstep.core.model import MachineInfo, Pull
+from everstep.core.model import MachineInfo
+from everstep.core.orders import Pull
 
 HOST = "127.0.0.1"
 SECRET = b"a secret of the job"

@@ -8,7 +8,8 @@ import time
 from collections.abc import AsyncGenerator, Callable
 
 from everstep.agent.probes.monitor import Monitor, MonitorConfig
-from everstep.core.model import Alert, Verdict
+from everstep.core.model import Alert
+from everstep.core.vocabulary import Verdict
 
 PATIENCE_S = 20.0
 

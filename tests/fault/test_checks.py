@@ -17,7 +17,9 @@ import pytest_asyncio
 from tests.fault.machines import Rig, config_of, lives, until
 
 from everstep.core.errors import PermanentError, StaleAttempt
-from everstep.core.model import Check, CheckOrder, CheckResult, MachineInfo, StopOrder, Verdict
+from everstep.core.model import MachineInfo
+from everstep.core.orders import CheckOrder, CheckResult, StopOrder
+from everstep.core.vocabulary import Check, Verdict
 from everstep.selfcheck.faults import InjectedFault, write_fault
 
 TRAIN = ("python", "train.py")

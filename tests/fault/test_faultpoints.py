@@ -20,7 +20,8 @@ from tests.fault.machines import lives
 
 from everstep.core.faultpoint import POINTS, Point
 from everstep.core.groups import Layout
-from everstep.core.model import FROM_THE_BEGINNING, MachineInfo, MachineReport, ShardCopy
+from everstep.core.model import MachineInfo
+from everstep.core.orders import FROM_THE_BEGINNING, MachineReport, ShardCopy
 from everstep.core.placement import backup_placement
 from everstep.core.restore import plan_restore
 

@@ -15,7 +15,8 @@ from tests.fault.machines import SECRET, Rig, children, config_of, until
 from everstep.agent import journal
 from everstep.agent.launcher import LAST_LINES, last_lines
 from everstep.agent.process import num_threads, strays
-from everstep.core.model import RankExit, RanksFinished, StopOrder
+from everstep.core.model import RankExit, RanksFinished
+from everstep.core.orders import StopOrder
 
 TRAIN = ("python", "train.py")
 

@@ -16,20 +16,9 @@ import pytest
 from tests.fault.machines import HOST, SECRET, Rig, children, config_of, lives, until
 
 from everstep.core.errors import StaleAttempt
-from everstep.core.model import (
-    CopyDamaged,
-    MachineInfo,
-    MachineReport,
-    Phase,
-    Pull,
-    RankExit,
-    RankProgress,
-    RanksFinished,
-    RankStart,
-    RestoreOrder,
-    StartOrder,
-    StopOrder,
-)
+from everstep.core.model import CopyDamaged, MachineInfo, RankExit, RankProgress, RanksFinished
+from everstep.core.orders import MachineReport, Pull, RankStart, RestoreOrder, StartOrder, StopOrder
+from everstep.core.vocabulary import Phase
 
 TRAIN = ("python", "train.py")
 WAIT_FOR_EVER = "import time\nprint('training', flush=True)\ntime.sleep(1000)\n"

@@ -16,11 +16,12 @@ from tests.fault.machines import HOST, SECRET, Rig, config_of
 from everstep.agent import link
 from everstep.agent.telemetry import TelemetryClient
 from everstep.core.liveness import AgentWatch
-from everstep.core.model import Phase, RankProgress, RanksStarted, StepSeen, Symptom
+from everstep.core.model import RankProgress, RanksStarted, StepSeen
 from everstep.core.progress import StepBoard
 from everstep.core.senses.inspection import unobservable
 from everstep.core.senses.job import JobLimits, JobSenses
 from everstep.core.senses.silence import SilenceLimits
+from everstep.core.vocabulary import Phase, Symptom
 from everstep.workers import metrics
 from everstep.workers.telemetry import TelemetryServer
 

@@ -17,9 +17,9 @@ from tests.fault.sensing import sensing
 
 from everstep.agent.probes.gpu import GpuProbe
 from everstep.agent.probes.monitor import MonitorConfig
-from everstep.core.model import Symptom, Verdict
 from everstep.core.senses.inspection import Inspection
 from everstep.core.senses.xid import Xid
+from everstep.core.vocabulary import Symptom, Verdict
 
 pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="no C compiler")
 

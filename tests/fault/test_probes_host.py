@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from everstep.agent.probes.host import HostProbe, look_at_last_boot, own_cgroup
-from everstep.core.model import Symptom, Verdict
 from everstep.core.senses import thresholds
 from everstep.core.senses.inspection import Inspection
+from everstep.core.vocabulary import Symptom, Verdict
 
 
 @pytest.fixture

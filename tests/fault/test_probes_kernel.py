@@ -14,8 +14,8 @@ from tests.fault.sensing import sensing
 from everstep.agent.probes import boot, kmsg
 from everstep.agent.probes.monitor import MonitorConfig
 from everstep.core.errors import UnobservableError
-from everstep.core.model import Symptom, Verdict
 from everstep.core.senses.kmsg import KernelRecord
+from everstep.core.vocabulary import Symptom, Verdict
 
 
 def write(line: str) -> None:

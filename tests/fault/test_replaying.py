@@ -17,8 +17,10 @@ from tests.fault.machines import HOST, Rig, config_of, lives, until
 
 from everstep.agent.replaying import judge
 from everstep.core.errors import PermanentError
-from everstep.core.model import MachineInfo, RankExit, StopOrder, Verdict
+from everstep.core.model import MachineInfo, RankExit
+from everstep.core.orders import StopOrder
 from everstep.core.trial import ReplayOrder, ReplayReport
+from everstep.core.vocabulary import Verdict
 from everstep.selfcheck.faults import InjectedFault, write_fault
 
 TRAIN = ("python", "train.py", "--width", "32", "--context", "32", "--layers", "4")

@@ -15,7 +15,9 @@ from everstep.agent.channel import RankChannel
 from everstep.agent.shards import ShardStore
 from everstep.agent.transfer import BackupSender
 from everstep.core import channel, names
-from everstep.core.model import Phase, RankProgress, StopOrder
+from everstep.core.model import RankProgress
+from everstep.core.orders import StopOrder
+from everstep.core.vocabulary import Phase
 
 TRAIN = ("python", "train.py")
 

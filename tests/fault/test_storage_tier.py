@@ -18,15 +18,10 @@ from everstep.agent.storage_child import Child
 from everstep.checkpoint.storing import Save
 from everstep.core.errors import PermanentError
 from everstep.core.evidence import calls_for_action
-from everstep.core.model import (
-    Alert,
-    RankProgress,
-    RestoreOrder,
-    StopOrder,
-    StoredShare,
-    Symptom,
-)
+from everstep.core.model import Alert, RankProgress
+from everstep.core.orders import RestoreOrder, StopOrder, StoredShare
 from everstep.core.stored import StoragePolicy
+from everstep.core.vocabulary import Symptom
 from everstep.storage.folder import JobFolder
 from everstep.workers.local.memory import Memory
 

@@ -20,9 +20,9 @@ from everstep.checkpoint.retrieving import Retrieval
 from everstep.checkpoint.storing import Save, number_of, retain, text_of
 from everstep.core.errors import PermanentError, TransientError
 from everstep.core.faultpoint import STORAGE_POINTS, Point, StoragePoint, hooks
-from everstep.core.model import Symptom
 from everstep.core.shard import aligned
 from everstep.core.stored import newest_first, symptom_of
+from everstep.core.vocabulary import Symptom
 from everstep.storage.folder import Checkpoint, JobFolder, describe
 
 LAYOUT = "tp=2,pp=1,dp=2;order=tp-pp-dp"

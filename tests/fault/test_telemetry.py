@@ -14,10 +14,11 @@ from everstep.agent import link
 from everstep.agent.telemetry import TelemetryClient
 from everstep.core.errors import PermanentError
 from everstep.core.liveness import AgentWatch
-from everstep.core.model import Alert, Phase, RankProgress, RanksStarted, StepSeen, Symptom
+from everstep.core.model import Alert, RankProgress, RanksStarted, StepSeen
 from everstep.core.progress import NO_STEP, StepBoard
 from everstep.core.senses.job import JobLimits, JobSenses
 from everstep.core.senses.silence import SilenceLimits
+from everstep.core.vocabulary import Phase, Symptom
 from everstep.workers.telemetry import Snapshot, TelemetryServer, watch
 
 HOST, SECRET, JOB = "127.0.0.1", b"secret", "job"

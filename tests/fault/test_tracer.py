@@ -18,7 +18,7 @@ from everstep.agent import witness
 from everstep.agent.probes.stacks import Asking, executable_beside_us, state_of
 from everstep.agent.tracer import Target, trace
 from everstep.core.errors import PermanentError, StaleAttempt, UnobservableError
-from everstep.core.model import TraceOrder
+from everstep.core.orders import TraceOrder
 from everstep.core.stacks.dump import Answer, RankDump, RankTrace
 from everstep.core.stacks.pyspy import Reader
 from everstep.core.stacks.roles import Places, Role

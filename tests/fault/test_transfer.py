@@ -25,7 +25,8 @@ from everstep.agent.transfer import BackupSender, TransferServer, pull
 from everstep.core import wire
 from everstep.core.errors import PermanentError, StaleAttempt, TransientError
 from everstep.core.faultpoint import Point, hooks
-from everstep.core.model import MachineInfo, Pull
+from everstep.core.model import MachineInfo
+from everstep.core.orders import Pull
 from everstep.core.shard import Origin, Shard, checksum
 
 SECRET = b"a secret of the job"

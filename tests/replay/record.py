@@ -17,7 +17,8 @@ from functools import partial
 from pathlib import Path
 
 from everstep.core.memory import CodeVersion
-from everstep.core.model import IncidentRecord, Outcome, Verdict
+from everstep.core.record import IncidentRecord
+from everstep.core.vocabulary import Outcome, Verdict
 from everstep.spec.job import JobSpec
 from everstep.workflows.incident import ResolveIncident
 from everstep.workflows.messages import Approval

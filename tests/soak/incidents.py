@@ -20,14 +20,8 @@ from enum import Enum
 from pathlib import Path
 
 from everstep.core.memory import CodeVersion
-from everstep.core.model import (
-    Check,
-    ClimbOutcome,
-    IncidentRecord,
-    Outcome,
-    Rung,
-    Verdict,
-)
+from everstep.core.record import IncidentRecord
+from everstep.core.vocabulary import Check, ClimbOutcome, Outcome, Rung, Verdict
 from everstep.spec.job import JobSpec
 from everstep.workflows.incident import ResolveIncident
 from everstep.workflows.messages import Approval

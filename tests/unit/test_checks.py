@@ -19,7 +19,9 @@ from everstep.core.checks import (
     slower_than_peers,
 )
 from everstep.core.dcgm import judge_toolkit
-from everstep.core.model import Check, CheckOrder, CheckResult, MachineInfo, Verdict
+from everstep.core.model import MachineInfo
+from everstep.core.orders import CheckOrder, CheckResult
+from everstep.core.vocabulary import Check, Verdict
 
 ORDER = CheckOrder(3, Check.GPU, 60.0)
 GOOD = Answer(Verdict.HEALTHY, "fine", figures={"speed": 2.0})

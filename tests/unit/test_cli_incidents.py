@@ -5,7 +5,8 @@ from __future__ import annotations
 from rich.console import Console
 
 from everstep.cli.incidents import MAX_ALERTS_IN_A_ROW, timeline_table
-from everstep.core.model import Finding, IncidentRecord, Outcome, Symptom, TimelineEntry
+from everstep.core.record import Finding, IncidentRecord, TimelineEntry
+from everstep.core.vocabulary import Outcome, Symptom
 
 
 def record_of(*texts: str) -> IncidentRecord:

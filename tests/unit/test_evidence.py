@@ -5,7 +5,8 @@ import time
 from dataclasses import replace
 
 from everstep.core.evidence import blames_connection, classify, describe_exit
-from everstep.core.model import Alert, Observer, RankExit, Symptom
+from everstep.core.model import Alert, RankExit
+from everstep.core.vocabulary import Observer, Symptom
 
 CRASH = Alert(Observer.AGENT, Symptom.PROCESS_CRASH, 10.0, "rank 4 ended", 1, "m2", 4)
 LOST = Alert(Observer.ANALYZER, Symptom.AGENT_LOST, 10.3, "agent lost", machine="m1")

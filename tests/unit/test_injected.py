@@ -18,7 +18,7 @@ import with_everstep
 from injected import Faults
 from torch._C._distributed_c10d import HashStore
 
-from everstep.core.model import Check
+from everstep.core.vocabulary import Check
 from everstep.selfcheck.faults import InjectedFault, read_faults, write_fault
 from everstep.selfcheck.flips import products_of_this_machine
 

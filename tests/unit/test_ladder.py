@@ -7,7 +7,8 @@ from hypothesis import given, settings, strategies as st
 from everstep.core.evidence import same_failure
 from everstep.core.ladder import Decision, Policy, Standing, next_rung
 from everstep.core.ladder_table import ladder_rows
-from everstep.core.model import Climb, ClimbOutcome, Finding, Mode, Rung, Symptom
+from everstep.core.record import Climb, Finding
+from everstep.core.vocabulary import ClimbOutcome, Mode, Rung, Symptom
 
 EVICT, CHECKS, REATTEMPT = Rung.EVICT, Rung.CHECKS, Rung.REATTEMPT
 ROLLBACK, REPLAY, PAGE = Rung.ROLLBACK, Rung.REPLAY, Rung.PAGE

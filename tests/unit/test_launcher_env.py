@@ -12,7 +12,7 @@ import pytest
 from everstep.agent.config import MachineConfig
 from everstep.agent.environment import machine_environment, rank_environment
 from everstep.agent.program import PythonTarget, executable, python_target
-from everstep.core.model import RankStart, StartOrder
+from everstep.core.orders import RankStart, StartOrder
 
 BASE = {
     "PATH": "/usr/bin",

@@ -13,7 +13,8 @@ from everstep.core.links import (
     meeting_of,
     next_pairs,
 )
-from everstep.core.model import Check, CheckResult, Verdict
+from everstep.core.orders import CheckResult
+from everstep.core.vocabulary import Check, Verdict
 
 HEALTHY, FAULTY, UNTOLD = Verdict.HEALTHY, Verdict.FAULTY, Verdict.UNOBSERVABLE
 

@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 from everstep.core.majority import judge_digests
-from everstep.core.model import Check, CheckResult, Verdict
+from everstep.core.orders import CheckResult
+from everstep.core.vocabulary import Check, Verdict
 
 HEALTHY, FAULTY, UNTOLD = Verdict.HEALTHY, Verdict.FAULTY, Verdict.UNOBSERVABLE
 

@@ -7,13 +7,8 @@ from hypothesis import given, settings, strategies as st
 from tests.unit.layouts import PAPER_ORDER, layouts
 
 from everstep.core.groups import Layout
-from everstep.core.model import (
-    FROM_THE_BEGINNING,
-    MachineInfo,
-    MachineReport,
-    Pull,
-    ShardCopy,
-)
+from everstep.core.model import MachineInfo
+from everstep.core.orders import FROM_THE_BEGINNING, MachineReport, Pull, ShardCopy
 from everstep.core.placement import BackupPlan, backup_placement, no_backup
 from everstep.core.restore import RestorePlan, plan_restore
 

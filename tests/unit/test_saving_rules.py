@@ -15,7 +15,8 @@ from hypothesis import given, settings, strategies as st
 
 from everstep.agent.shards import make_room
 from everstep.core.groups import Layout
-from everstep.core.model import FROM_THE_BEGINNING, MachineInfo, MachineReport, ShardCopy
+from everstep.core.model import MachineInfo
+from everstep.core.orders import FROM_THE_BEGINNING, MachineReport, ShardCopy
 from everstep.core.placement import BackupPlan, backup_placement
 from everstep.core.restore import plan_restore
 from everstep.core.shard import Region, Shard, format_region, region_bytes

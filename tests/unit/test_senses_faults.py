@@ -5,10 +5,11 @@ from __future__ import annotations
 import signal
 
 from everstep.core.evidence import calls_for_action, classify
-from everstep.core.model import Alert, Observer, RankExit, Symptom
+from everstep.core.model import Alert, RankExit
 from everstep.core.senses import thresholds
 from everstep.core.senses.faults import FaultBook
 from everstep.core.senses.inspection import faulty, healthy, unobservable
+from everstep.core.vocabulary import Observer, Symptom
 
 GONE, SLOW = Symptom.GPU_UNAVAILABLE, Symptom.MFU_DECLINE
 LOST = faulty("gpu.present", "GPU 1", GONE, "lost", confident=True)

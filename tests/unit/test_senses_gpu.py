@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from everstep.core.model import Symptom, Verdict
 from everstep.core.senses.gpu import GpuReading, GpuWatch
 from everstep.core.senses.inspection import Inspection
+from everstep.core.vocabulary import Symptom, Verdict
 
 GOOD: dict[str, Any] = {
     "temperature_c": 60,

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import pytest
 
-from everstep.core.model import Symptom, Verdict
 from everstep.core.senses.host import (
     ClockWatch,
     DiskUse,
@@ -14,6 +13,7 @@ from everstep.core.senses.host import (
     parse_mounts,
 )
 from everstep.core.senses.inspection import exit_code, faulty, healthy, unobservable
+from everstep.core.vocabulary import Symptom, Verdict
 
 GB = 10**9
 

@@ -9,9 +9,10 @@ from collections.abc import Callable
 import pytest
 
 from everstep.core import evidence
-from everstep.core.model import Alert, Phase, RankProgress, Symptom, Verdict
+from everstep.core.model import Alert, RankProgress
 from everstep.core.senses.job import JobLimits, JobSenses
 from everstep.core.senses.silence import SilenceLimits
+from everstep.core.vocabulary import Phase, Symptom, Verdict
 
 LIMITS = JobLimits(
     SilenceLimits(step_times=3.0, at_least_s=10.0, first_step_s=600.0, phase_s=1800.0),

@@ -6,13 +6,13 @@ import json
 
 import pytest
 
-from everstep.core.model import Symptom, Verdict
 from everstep.core.senses import thresholds
 from everstep.core.senses.inspection import Inspection
 from everstep.core.senses.kernel import Kind, parse_event
 from everstep.core.senses.kernel_judge import KernelJudge
 from everstep.core.senses.kmsg import KernelRecord, SequenceGaps, parse_journal, parse_record
 from everstep.core.senses.xid import Weight, Xid, bus_id, parse_sxid, parse_xid
+from everstep.core.vocabulary import Symptom, Verdict
 
 
 def kernel(text: str, at_s: float = 100.0, facility: int = 0) -> KernelRecord:

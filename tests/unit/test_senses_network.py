@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from everstep.core.model import Alert, Observer, Symptom, Verdict
+from everstep.core.model import Alert
 from everstep.core.senses import thresholds
 from everstep.core.senses.faults import FaultBook
 from everstep.core.senses.inspection import Inspection
@@ -18,6 +18,7 @@ from everstep.core.senses.interfaces import (
 )
 from everstep.core.senses.network import NetworkJudge, PortState
 from everstep.core.senses.switch import shared_switch
+from everstep.core.vocabulary import Observer, Symptom, Verdict
 
 ROUTES = """Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\tMTU\tWindow\tIRTT
 mgmt0\t00000000\t0101A8C0\t0003\t0\t0\t0\t00000000\t0\t0\t0

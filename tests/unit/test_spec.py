@@ -9,7 +9,7 @@ from pydantic import BaseModel, ValidationError
 
 from everstep.core.errors import InputError
 from everstep.core.groups import Layout
-from everstep.core.model import Mode, Rung
+from everstep.core.vocabulary import Mode, Rung
 from everstep.spec.job import JobSpec
 from everstep.spec.load import load_spec
 

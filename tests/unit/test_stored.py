@@ -7,7 +7,8 @@ import errno
 import pytest
 
 from everstep.core import stored
-from everstep.core.model import StoredCheckpoint, Symptom
+from everstep.core.orders import StoredCheckpoint
+from everstep.core.vocabulary import Symptom
 
 
 def one(step: int, attempt: int = 1, run: str = "a", at_s: float | None = None) -> StoredCheckpoint:

@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 
 from everstep.core.groups import Layout
-from everstep.core.model import Verdict
 from everstep.core.suspicion import Group, TrialOutcome
 from everstep.core.trial import ReplayReport, outcomes, parallelism_of
+from everstep.core.vocabulary import Verdict
 
 GROUPS = [Group((0, 1)), Group((2, 3)), Group((4, 5)), Group((6, 7))]
 FAILED, PASSED, UNTOLD = TrialOutcome.FAILED, TrialOutcome.PASSED, TrialOutcome.COULD_NOT_TELL

@@ -9,7 +9,8 @@ from dataclasses import replace
 import pytest
 from temporalio.testing import WorkflowEnvironment
 
-from everstep.core.model import Alert, Observer, Outcome, Symptom
+from everstep.core.model import Alert
+from everstep.core.vocabulary import Observer, Outcome, Symptom
 from everstep.workflows.job import RunJob
 from tests.fakes.control import Control, controlled
 from tests.fakes.fleet import FakeWorld

@@ -13,16 +13,8 @@ from typing import Any
 import pytest
 
 from everstep.core.memory import CodeVersion
-from everstep.core.model import (
-    Alert,
-    Check,
-    ClimbOutcome,
-    Observer,
-    Outcome,
-    Rung,
-    Symptom,
-    Verdict,
-)
+from everstep.core.model import Alert
+from everstep.core.vocabulary import Check, ClimbOutcome, Observer, Outcome, Rung, Symptom, Verdict
 from everstep.spec.job import JobSpec
 from everstep.workflows.incident import ResolveIncident
 from everstep.workflows.job import RunJob

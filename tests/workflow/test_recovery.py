@@ -6,7 +6,8 @@ import time
 
 import pytest
 
-from everstep.core.model import Alert, CopyDamaged, Observer, Outcome, Rung, Symptom
+from everstep.core.model import Alert, CopyDamaged
+from everstep.core.vocabulary import Observer, Outcome, Rung, Symptom
 from everstep.spec.job import JobSpec
 from everstep.workflows.incident import ResolveIncident
 from everstep.workflows.job import RunJob

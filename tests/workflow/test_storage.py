@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from everstep.core.model import Outcome, StoredCheckpoint
+from everstep.core.orders import StoredCheckpoint
+from everstep.core.vocabulary import Outcome
 from everstep.spec.job import JobSpec
 from tests.fakes.control import Control, controlled
 from tests.fakes.fleet import FakeWorld

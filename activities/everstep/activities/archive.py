@@ -9,7 +9,7 @@ from pathlib import Path
 from pydantic import TypeAdapter
 from temporalio import activity
 
-from everstep.core.model import IncidentRecord
+from everstep.core.record import IncidentRecord
 from everstep.workflows.ports import ArchivePort
 
 _RECORD = TypeAdapter(IncidentRecord)

@@ -8,7 +8,7 @@ from temporalio import activity
 
 from everstep.activities.failure import as_failures
 from everstep.activities.heartbeat import beating
-from everstep.core.model import CheckOrder, CheckResult
+from everstep.core.orders import CheckOrder, CheckResult
 from everstep.core.trial import ReplayOrder, ReplayReport
 from everstep.workflows.ports import CheckPort
 

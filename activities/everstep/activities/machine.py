@@ -10,7 +10,7 @@ from temporalio import activity
 
 from everstep.activities.failure import as_failures
 from everstep.activities.heartbeat import beating
-from everstep.core.model import (
+from everstep.core.orders import (
     MachineReport,
     RestoreOrder,
     RestoreReport,

@@ -11,7 +11,7 @@ from temporalio import activity
 from everstep.activities.evidence import EvidenceStore
 from everstep.activities.failure import as_failures
 from everstep.activities.heartbeat import beating
-from everstep.core.model import RankStacks, TraceOrder, TraceReport
+from everstep.core.orders import RankStacks, TraceOrder, TraceReport
 from everstep.core.stacks.dump import RankTrace
 from everstep.workflows.ports import TracePort
 

@@ -31,15 +31,8 @@ from everstep.agent.step_lines import StepLines
 from everstep.agent.storage import StorageTier
 from everstep.agent.transfer import BackupSender
 from everstep.core.errors import TransientError
-from everstep.core.model import (
-    CopyDamaged,
-    MachineEvent,
-    RankExit,
-    RanksFinished,
-    RanksStarted,
-    RankStart,
-    StartOrder,
-)
+from everstep.core.model import CopyDamaged, MachineEvent, RankExit, RanksFinished, RanksStarted
+from everstep.core.orders import RankStart, StartOrder
 
 logger = logging.getLogger(__name__)
 

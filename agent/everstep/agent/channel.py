@@ -17,7 +17,8 @@ from everstep.agent.storage import StorageTier
 from everstep.agent.transfer import BackupSender
 from everstep.core import channel
 from everstep.core.errors import EverstepError, PermanentError
-from everstep.core.model import FROM_THE_BEGINNING, MachineInfo
+from everstep.core.model import MachineInfo
+from everstep.core.orders import FROM_THE_BEGINNING
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from everstep.agent import witness
 from everstep.agent.config import MachineConfig
 from everstep.agent.process import ENV_OWNER
 from everstep.core import names
-from everstep.core.model import RankStart, StartOrder
+from everstep.core.orders import RankStart, StartOrder
 
 _PRIVATE_PREFIXES = ("EVERSTEP_", "TEMPORAL_")
 """The agent's own settings, the job's secret among them, begin with one of these."""

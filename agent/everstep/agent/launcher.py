@@ -18,7 +18,7 @@ from everstep.agent import environment, process, program, zygote
 from everstep.agent.config import MachineConfig
 from everstep.agent.nursery import Nursery, OnEnd, Readiness
 from everstep.core.errors import TransientError
-from everstep.core.model import RankStart, StartOrder
+from everstep.core.orders import RankStart, StartOrder
 
 logger = logging.getLogger(__name__)
 

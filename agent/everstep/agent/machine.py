@@ -35,12 +35,10 @@ from everstep.core.errors import (
     TransientError,
     UnobservableError,
 )
-from everstep.core.model import (
-    Alert,
+from everstep.core.model import Alert, MachineEvent, MachineInfo
+from everstep.core.orders import (
     CheckOrder,
     CheckResult,
-    MachineEvent,
-    MachineInfo,
     MachineReport,
     Pull,
     RestoreOrder,

@@ -11,7 +11,8 @@ from collections.abc import Callable
 
 from everstep.agent.step_lines import StepLines
 from everstep.core import channel
-from everstep.core.model import Phase, RankProgress
+from everstep.core.model import RankProgress
+from everstep.core.vocabulary import Phase
 
 logger = logging.getLogger(__name__)
 

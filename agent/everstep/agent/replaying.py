@@ -15,15 +15,10 @@ from dataclasses import replace
 from everstep.agent.attempt import Attempt, Surroundings, Variant
 from everstep.core import evidence, names
 from everstep.core.errors import EverstepError, PermanentError
-from everstep.core.model import (
-    FROM_THE_BEGINNING,
-    MachineEvent,
-    RankExit,
-    RankStart,
-    StartOrder,
-    Verdict,
-)
+from everstep.core.model import MachineEvent, RankExit
+from everstep.core.orders import FROM_THE_BEGINNING, RankStart, StartOrder
 from everstep.core.trial import ReplayOrder, ReplayReport
+from everstep.core.vocabulary import Verdict
 
 
 class Replaying:

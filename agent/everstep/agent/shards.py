@@ -19,7 +19,7 @@ from pathlib import Path
 from everstep.agent.snapshots import Shelf
 from everstep.core.errors import PermanentError, StaleAttempt, TransientError
 from everstep.core.faultpoint import reached
-from everstep.core.model import ShardCopy
+from everstep.core.orders import ShardCopy
 from everstep.core.shard import Origin, Region, Shard, checksum, format_region, region_bytes
 
 logger = logging.getLogger(__name__)

@@ -22,16 +22,11 @@ from everstep.agent.shards import ShardStore, SharedRegion, free_memory_bytes
 from everstep.agent.snapshots import Snapshot, copy_out, take_snapshot
 from everstep.agent.storage_child import Child, FailedError
 from everstep.core.errors import EverstepError, PermanentError, TransientError
-from everstep.core.model import (
-    Alert,
-    Observer,
-    StartOrder,
-    StorageReport,
-    StoredCheckpoint,
-    StoredShare,
-)
+from everstep.core.model import Alert
+from everstep.core.orders import StartOrder, StorageReport, StoredCheckpoint, StoredShare
 from everstep.core.shard import Shard
 from everstep.core.stored import StoragePolicy, folder_name, short_run, symptom_of
+from everstep.core.vocabulary import Observer
 
 logger = logging.getLogger(__name__)
 

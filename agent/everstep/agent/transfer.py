@@ -41,7 +41,8 @@ from everstep.agent.shards import ShardStore, SharedRegion
 from everstep.core import wire
 from everstep.core.errors import EverstepError, PermanentError, TransientError
 from everstep.core.faultpoint import reached
-from everstep.core.model import MachineInfo, Pull
+from everstep.core.model import MachineInfo
+from everstep.core.orders import Pull
 from everstep.core.shard import Shard
 
 logger = logging.getLogger(__name__)

@@ -32,8 +32,8 @@ from everstep.checkpoint.replaying import replay
 from everstep.checkpoint.saver import Saver, Stage, map_region
 from everstep.core import channel, names
 from everstep.core.errors import EverstepError, PermanentError
-from everstep.core.model import Phase
 from everstep.core.shard import Origin, Region, Shard, aligned
+from everstep.core.vocabulary import Phase
 
 logger = logging.getLogger(__name__)
 

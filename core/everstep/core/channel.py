@@ -145,7 +145,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Entered:
-    """The rank is in this phase from now on; a word of `core.model.Phase`."""
+    """The rank is in this phase from now on; a word of `core.vocabulary.Phase`."""
 
     phase: str
 

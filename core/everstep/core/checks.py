@@ -15,7 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from everstep.core.model import Check, CheckOrder, CheckResult, Verdict
+from everstep.core.orders import CheckOrder, CheckResult
+from everstep.core.vocabulary import Check, Verdict
 
 CUDA = "cuda"
 

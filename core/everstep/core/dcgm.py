@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from everstep.core.checks import Answer
-from everstep.core.model import Verdict
+from everstep.core.vocabulary import Verdict
 
 
 def judge_toolkit(text: str) -> Answer:

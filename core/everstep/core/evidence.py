@@ -15,8 +15,10 @@ from collections.abc import Iterable, Sequence
 
 from everstep.core.classify.names import Action
 from everstep.core.classify.rule import Standing
-from everstep.core.model import Alert, Finding, RankExit, Symptom
+from everstep.core.model import Alert, RankExit
+from everstep.core.record import Finding
 from everstep.core.testimony import Testimony, hear
+from everstep.core.vocabulary import Symptom
 
 CONNECTION_WORDS = (
     "connection closed by peer",

@@ -12,7 +12,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from everstep.core.model import Climb, ClimbOutcome, Finding, Mode, Rung, Symptom
+from everstep.core.record import Climb, Finding
+from everstep.core.vocabulary import ClimbOutcome, Mode, Rung, Symptom
 
 
 @dataclass(frozen=True, slots=True)

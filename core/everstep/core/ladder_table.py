@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from everstep.core.ladder import Decision, Policy, Standing, next_rung
-from everstep.core.model import Climb, ClimbOutcome, Finding, Mode, Rung, Symptom
+from everstep.core.record import Climb, Finding
+from everstep.core.vocabulary import ClimbOutcome, Mode, Rung, Symptom
 
 MACHINE = "m"
 """Stands for the machine that the evidence of a row points at."""

@@ -11,7 +11,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from everstep.core.model import CheckResult, Verdict
+from everstep.core.orders import CheckResult
+from everstep.core.vocabulary import Verdict
 
 MAX_ROUNDS = 8
 FAILURES_THAT_NAME = 2

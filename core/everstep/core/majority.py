@@ -9,7 +9,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from everstep.core.model import Check, CheckResult, Verdict
+from everstep.core.orders import CheckResult
+from everstep.core.vocabulary import Check, Verdict
 
 FEWEST_ALIKE = 2
 """One machine alone is no majority, whatever the others say."""

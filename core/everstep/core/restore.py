@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from everstep.core.groups import Layout
-from everstep.core.model import FROM_THE_BEGINNING, MachineInfo, MachineReport, Pull
+from everstep.core.model import MachineInfo
+from everstep.core.orders import FROM_THE_BEGINNING, MachineReport, Pull
 from everstep.core.placement import BackupPlan
 
 

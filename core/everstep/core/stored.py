@@ -18,7 +18,8 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from everstep.core.model import StoredCheckpoint, Symptom
+from everstep.core.orders import StoredCheckpoint
+from everstep.core.vocabulary import Symptom
 
 PLAN = "plan.json"
 SUMMARY = "checkpoint.json"

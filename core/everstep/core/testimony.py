@@ -15,7 +15,8 @@ from everstep.core.classify.judge import classify
 from everstep.core.classify.names import TABLE_1, Action, Kind, Label
 from everstep.core.classify.reader import read
 from everstep.core.classify.rule import Reading, Standing
-from everstep.core.model import RankExit, Symptom
+from everstep.core.model import RankExit
+from everstep.core.vocabulary import Symptom
 
 MAX_HEARD = 256
 """Ranks whose words are read, the earliest to end; bounds the time that an incident takes for it,

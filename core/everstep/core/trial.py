@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from everstep.core.groups import Layout
-from everstep.core.model import MachineInfo, Verdict
+from everstep.core.model import MachineInfo
 from everstep.core.suspicion import Group, Trial, TrialOutcome
+from everstep.core.vocabulary import Verdict
 
 FEWEST_COMPARED = 3
 """Groups whose states tell which of them is wrong; two that differ accuse each other."""

@@ -9,7 +9,7 @@ import traceback
 
 from everstep.core import names
 from everstep.core.checks import Answer, ProgramSettings, began
-from everstep.core.model import Check, Verdict
+from everstep.core.vocabulary import Check, Verdict
 
 PARTS = {
     Check.GPU: "everstep.selfcheck.gpu",

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from everstep.core.checks import Answer, ProgramSettings
-from everstep.core.model import Check, Verdict
+from everstep.core.vocabulary import Check, Verdict
 from everstep.selfcheck.flips import products_of_this_machine
 from everstep.selfcheck.meeting import AbsentError, Meeting
 from everstep.selfcheck.reference import ReferenceModel

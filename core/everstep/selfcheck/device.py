@@ -7,7 +7,7 @@ from __future__ import annotations
 import torch
 
 from everstep.core.checks import CUDA, Answer, ProgramSettings
-from everstep.core.model import Verdict
+from everstep.core.vocabulary import Verdict
 
 
 class NoDeviceError(Exception):

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from everstep.core import names
 from everstep.core.checks import CUDA, Answer, ProgramSettings
-from everstep.core.model import Check, Verdict
+from everstep.core.vocabulary import Check, Verdict
 from everstep.selfcheck.faults import of_kind, read_faults
 from everstep.selfcheck.meeting import AbsentError, Meeting
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from everstep.core.model import Check
+from everstep.core.vocabulary import Check
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from everstep.core import names
-from everstep.core.model import Check
+from everstep.core.vocabulary import Check
 from everstep.selfcheck.faults import InjectedFault, read_faults
 
 _PRODUCTS = frozenset(

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from everstep.core.checks import CUDA, Answer, ProgramSettings
-from everstep.core.model import Check, Verdict
+from everstep.core.vocabulary import Check, Verdict
 from everstep.selfcheck import weights
 from everstep.selfcheck.flips import products_of_this_machine
 

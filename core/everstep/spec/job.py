@@ -10,10 +10,10 @@ from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from everstep.core.groups import Layout
 from everstep.core.ladder import Policy
-from everstep.core.model import Rung
 from everstep.core.placement import BackupPlan, backup_placement, no_backup
 from everstep.core.replay import scheme_for
 from everstep.core.standby import standby_count
+from everstep.core.vocabulary import Rung
 from everstep.spec.policies import (
     PAPER_FAILURE_RATE_PER_DAY,
     PAPER_QUANTILE,

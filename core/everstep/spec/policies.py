@@ -22,10 +22,10 @@ from pydantic import (
 )
 
 from everstep.core.groups import KINDS
-from everstep.core.model import Mode, Rung
 from everstep.core.replay import FOUND_RATIO, SHOWS_RATIO
 from everstep.core.senses.step_lines import GROUPS
 from everstep.core.stored import StoragePolicy
+from everstep.core.vocabulary import Mode, Rung
 from everstep.spec.problems import did_you_mean, relation_error, shown
 
 PAPER_FAILURE_RATE_PER_DAY = 0.0012

@@ -19,7 +19,7 @@ from fsspec.core import url_to_fs
 
 from everstep.core.errors import PermanentError
 from everstep.core.groups import Layout
-from everstep.core.model import StorageReport, StoredCheckpoint
+from everstep.core.orders import StorageReport, StoredCheckpoint
 from everstep.core.save_plan import SavePlan, plan_from_json
 from everstep.core.stored import OURS, PLAN, SUMMARY, parse_name, seen_name, wrote_name
 

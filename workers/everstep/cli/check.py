@@ -20,8 +20,9 @@ from everstep.agent.probes.links import Relevance
 from everstep.agent.probes.monitor import MonitorConfig
 from everstep.agent.probes.once import inspect
 from everstep.cli.console import err, out
-from everstep.core.model import Check, CheckResult, Verdict
+from everstep.core.orders import CheckResult
 from everstep.core.senses.inspection import Inspection, exit_code, unobservable
+from everstep.core.vocabulary import Check, Verdict
 
 SOMEWHERE_ELSE = ("192.0.2.1", "2001:db8::1")
 """Addresses that stand for any other machine (RFC 5737, 3849): reached by the default routes."""

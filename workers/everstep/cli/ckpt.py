@@ -25,7 +25,8 @@ from everstep.cli.console import out
 from everstep.cli.find import RunArgument, find_run, use_server_of
 from everstep.core import names
 from everstep.core.errors import EverstepError, InputError, PermanentError, TransientError
-from everstep.core.model import MachineInfo, StorageReport, StoredCheckpoint
+from everstep.core.model import MachineInfo
+from everstep.core.orders import StorageReport, StoredCheckpoint
 from everstep.core.stored import newest_first
 from everstep.spec.job import JobSpec
 from everstep.spec.load import load_spec

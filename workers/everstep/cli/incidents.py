@@ -22,7 +22,8 @@ from everstep.cli.console import out
 from everstep.cli.find import RunArgument, find_run, use_server_of
 from everstep.core import names
 from everstep.core.errors import InputError, TransientError
-from everstep.core.model import IncidentRecord, Observer, Outcome, TimelineEntry
+from everstep.core.record import IncidentRecord, TimelineEntry
+from everstep.core.vocabulary import Observer, Outcome
 from everstep.workers import runtime
 from everstep.workers.local.folder import RunFolder
 from everstep.workflows import story

@@ -13,7 +13,7 @@ import typer
 from everstep.activities.webhook import Webhook
 from everstep.cli.console import out
 from everstep.core.errors import InputError
-from everstep.core.model import Symptom
+from everstep.core.vocabulary import Symptom
 from everstep.spec.load import load_spec
 from everstep.workers import settings
 from everstep.workflows.messages import PageOrder

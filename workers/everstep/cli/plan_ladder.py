@@ -10,7 +10,7 @@ from rich.table import Table
 
 from everstep.core.ladder import Decision
 from everstep.core.ladder_table import ladder_rows
-from everstep.core.model import Mode, Rung
+from everstep.core.vocabulary import Mode, Rung
 from everstep.spec.job import JobSpec
 
 _MARKS = {Mode.OBSERVE: " (noted only)", Mode.APPROVE: " (if a person agrees)"}

@@ -22,7 +22,7 @@ from everstep.cli.main import STOPPED
 from everstep.cli.steps import load_steps
 from everstep.core import ettr
 from everstep.core.errors import EverstepError, InputError
-from everstep.core.model import IncidentRecord, TimelineEntry
+from everstep.core.record import IncidentRecord, TimelineEntry
 from everstep.spec.job import JobSpec
 from everstep.spec.load import load_spec
 from everstep.workers.local import faults, ports, preflight, server

@@ -16,7 +16,7 @@ from everstep.cli.find import RunArgument, find_run, use_server_of
 from everstep.cli.stack_view import show_groups
 from everstep.core import names
 from everstep.core.errors import InputError, TransientError
-from everstep.core.model import TraceOrder
+from everstep.core.orders import TraceOrder
 from everstep.core.stacks.dump import Snapshot
 from everstep.core.stacks.pyspy import Reader
 from everstep.spec.load import read_spec

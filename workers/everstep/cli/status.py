@@ -17,7 +17,7 @@ from everstep.cli.find import RunArgument, find_run, use_server_of
 from everstep.cli.steps import load_steps
 from everstep.core import names
 from everstep.core.errors import TransientError
-from everstep.core.model import Outcome
+from everstep.core.vocabulary import Outcome
 from everstep.workers import runtime
 from everstep.workers.local.folder import RunFolder
 from everstep.workflows import story

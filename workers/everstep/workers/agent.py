@@ -23,16 +23,9 @@ from everstep.agent.probes.links import Relevance
 from everstep.agent.probes.monitor import Monitor, MonitorConfig
 from everstep.agent.telemetry import TelemetryClient
 from everstep.core import evidence
-from everstep.core.model import (
-    Alert,
-    MachineEvent,
-    Observer,
-    RankExit,
-    RankProgress,
-    RanksStarted,
-    Symptom,
-)
+from everstep.core.model import Alert, MachineEvent, RankExit, RankProgress, RanksStarted
 from everstep.core.senses.inspection import Inspection
+from everstep.core.vocabulary import Observer, Symptom
 from everstep.spec.job import JobSpec
 from everstep.spec.load import load_spec
 from everstep.workers import metrics, registry, runtime, settings, stopping

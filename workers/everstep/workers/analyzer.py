@@ -20,10 +20,11 @@ from temporalio.service import RPCError
 
 from everstep.core import names
 from everstep.core.liveness import AgentWatch
-from everstep.core.model import Alert, Observer, StepSeen, Symptom
+from everstep.core.model import Alert, StepSeen
 from everstep.core.progress import StepBoard
 from everstep.core.senses.job import JobLimits, JobSenses
 from everstep.core.senses.silence import SilenceLimits
+from everstep.core.vocabulary import Observer, Symptom
 from everstep.spec.job import JobSpec
 from everstep.spec.load import load_spec
 from everstep.workers import metrics, registry, runtime, settings, stopping

@@ -32,8 +32,9 @@ from prometheus_client.registry import Collector
 from everstep.agent.machine import Machine
 from everstep.agent.telemetry import TelemetryClient
 from everstep.core.errors import InputError
-from everstep.core.model import RankProgress, Symptom
+from everstep.core.model import RankProgress
 from everstep.core.senses.inspection import Inspection
+from everstep.core.vocabulary import Symptom
 from everstep.workers.local.folder import RunFolder
 from everstep.workers.settings import PREFIX, WorkerSettings
 from everstep.workers.telemetry import TelemetryServer

@@ -11,7 +11,8 @@ from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
 
 from everstep.core import names
-from everstep.core.model import Alert, CopyDamaged, MachineInfo, RanksFinished, Symptom
+from everstep.core.model import Alert, CopyDamaged, MachineInfo, RanksFinished
+from everstep.core.vocabulary import Symptom
 
 logger = logging.getLogger(__name__)
 

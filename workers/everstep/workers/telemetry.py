@@ -21,9 +21,10 @@ from typing import cast
 from everstep.agent import link
 from everstep.core.errors import EverstepError
 from everstep.core.liveness import AgentWatch
-from everstep.core.model import Alert, Phase, RankProgress, StepSeen
+from everstep.core.model import Alert, RankProgress, StepSeen
 from everstep.core.progress import StepBoard
 from everstep.core.senses.job import JobSenses
+from everstep.core.vocabulary import Phase
 
 logger = logging.getLogger(__name__)
 

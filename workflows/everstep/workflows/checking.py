@@ -15,16 +15,10 @@ from temporalio.exceptions import ActivityError
 from everstep.core import links, names
 from everstep.core.checks import CUDA, slower_than_peers
 from everstep.core.majority import judge_digests
-from everstep.core.model import (
-    Check,
-    CheckOrder,
-    CheckResult,
-    ClimbOutcome,
-    Finding,
-    MachineInfo,
-    Symptom,
-    Verdict,
-)
+from everstep.core.model import MachineInfo
+from everstep.core.orders import CheckOrder, CheckResult
+from everstep.core.record import Finding
+from everstep.core.vocabulary import Check, ClimbOutcome, Symptom, Verdict
 from everstep.workflows import options, restart
 from everstep.workflows.ports import CheckPort
 from everstep.workflows.situation import Situation

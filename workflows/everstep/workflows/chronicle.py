@@ -15,14 +15,8 @@ from temporalio.common import SearchAttributeUpdate
 from temporalio.exceptions import ActivityError
 
 from everstep.core.ladder import Decision
-from everstep.core.model import (
-    Climb,
-    ClimbOutcome,
-    Finding,
-    IncidentRecord,
-    Outcome,
-    TimelineEntry,
-)
+from everstep.core.record import Climb, Finding, IncidentRecord, TimelineEntry
+from everstep.core.vocabulary import ClimbOutcome, Outcome
 from everstep.workflows import options, story
 from everstep.workflows.ports import ArchivePort
 

@@ -8,9 +8,11 @@ from datetime import timedelta
 from temporalio import workflow
 from temporalio.exceptions import ActivityError
 
-from everstep.core.model import FROM_THE_BEGINNING, IncidentRecord, Symptom
+from everstep.core.orders import FROM_THE_BEGINNING
 from everstep.core.progress import NO_STEP
+from everstep.core.record import IncidentRecord
 from everstep.core.restore import RestorePlan, plan_restore
+from everstep.core.vocabulary import Symptom
 from everstep.workflows import restart, storage
 from everstep.workflows.situation import OvertakenError, Situation
 

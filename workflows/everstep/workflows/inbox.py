@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from everstep.core.model import Alert, MachineInfo, Symptom
+from everstep.core.model import Alert, MachineInfo
+from everstep.core.vocabulary import Symptom
 
 
 class Inbox:

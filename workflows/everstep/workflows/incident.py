@@ -14,7 +14,9 @@ from temporalio import workflow
 from temporalio.exceptions import ActivityError
 
 from everstep.core import evidence, memory
-from everstep.core.model import Alert, CopyDamaged, IncidentRecord, MachineInfo, Symptom
+from everstep.core.model import Alert, CopyDamaged, MachineInfo
+from everstep.core.record import IncidentRecord
+from everstep.core.vocabulary import Symptom
 from everstep.workflows import restart, story
 from everstep.workflows.in_place import redone, restart_in_place
 from everstep.workflows.messages import Approval, IncidentInput, IncidentResult

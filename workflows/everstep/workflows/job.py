@@ -15,17 +15,10 @@ from temporalio.common import WorkflowIDReusePolicy
 from temporalio.exceptions import ActivityError, FailureError
 
 from everstep.core import evidence, memory, names
-from everstep.core.model import (
-    FROM_THE_BEGINNING,
-    Alert,
-    Assignment,
-    CopyDamaged,
-    MachineInfo,
-    Observer,
-    RanksFinished,
-    Symptom,
-    TimelineEntry,
-)
+from everstep.core.model import Alert, Assignment, CopyDamaged, MachineInfo, RanksFinished
+from everstep.core.orders import FROM_THE_BEGINNING
+from everstep.core.record import TimelineEntry
+from everstep.core.vocabulary import Observer, Symptom
 from everstep.workflows import options, restart, storage, story
 from everstep.workflows.incident import ResolveIncident
 from everstep.workflows.messages import (

@@ -1,18 +1,13 @@
-"""What workflows, their clients and their activities send each other, beside `core.model`."""
+"""What workflows, their clients and their activities send each other, beside what `core` has."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
 from everstep.core.memory import CodeVersion, MachineHistory
-from everstep.core.model import (
-    Alert,
-    Assignment,
-    IncidentRecord,
-    MachineInfo,
-    Symptom,
-    TimelineEntry,
-)
+from everstep.core.model import Alert, Assignment, MachineInfo
+from everstep.core.record import IncidentRecord, TimelineEntry
+from everstep.core.vocabulary import Symptom
 from everstep.spec.job import JobSpec
 
 MAX_EVENTS = 4_000

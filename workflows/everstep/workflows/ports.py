@@ -11,21 +11,21 @@ from abc import ABC, abstractmethod
 
 from temporalio import activity
 
-from everstep.core.model import (
+from everstep.core.model import StepSeen
+from everstep.core.orders import (
     CheckOrder,
     CheckResult,
-    IncidentRecord,
     MachineReport,
     RestoreOrder,
     RestoreReport,
     StartOrder,
     StartReport,
-    StepSeen,
     StopOrder,
     StorageReport,
     TraceOrder,
     TraceReport,
 )
+from everstep.core.record import IncidentRecord
 from everstep.core.trial import ReplayOrder, ReplayReport
 from everstep.workflows.messages import AwaitStep, EvictOrder, PageOrder
 

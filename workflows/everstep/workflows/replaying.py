@@ -12,9 +12,11 @@ from temporalio import workflow
 from temporalio.exceptions import ActivityError
 
 from everstep.core import names, replay, trial
-from everstep.core.model import ClimbOutcome, Finding, MachineInfo, Verdict
+from everstep.core.model import MachineInfo
+from everstep.core.record import Finding
 from everstep.core.suspicion import Group, Trial, TrialOutcome
 from everstep.core.trial import ReplayOrder, ReplayReport
+from everstep.core.vocabulary import ClimbOutcome, Verdict
 from everstep.workflows import options, restart
 from everstep.workflows.ports import CheckPort
 from everstep.workflows.situation import Situation

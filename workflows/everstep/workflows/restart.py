@@ -15,17 +15,8 @@ from temporalio import workflow
 from temporalio.exceptions import ActivityError
 
 from everstep.core import names
-from everstep.core.model import (
-    Assignment,
-    MachineInfo,
-    MachineReport,
-    Pull,
-    RankStart,
-    RestoreOrder,
-    StartOrder,
-    StepSeen,
-    StopOrder,
-)
+from everstep.core.model import Assignment, MachineInfo, StepSeen
+from everstep.core.orders import MachineReport, Pull, RankStart, RestoreOrder, StartOrder, StopOrder
 from everstep.core.placement import BackupPlan
 from everstep.core.restore import RestorePlan
 from everstep.workflows import options

@@ -11,7 +11,8 @@ from dataclasses import replace
 from temporalio import workflow
 
 from everstep.core import ladder, memory
-from everstep.core.model import ClimbOutcome, Finding, Mode, Rung
+from everstep.core.record import Finding
+from everstep.core.vocabulary import ClimbOutcome, Mode, Rung
 from everstep.workflows import options
 from everstep.workflows.checking import check_machines
 from everstep.workflows.messages import Eviction, EvictOrder

@@ -14,18 +14,10 @@ from temporalio import workflow
 from temporalio.exceptions import FailureError
 
 from everstep.core import ladder, memory, names
-from everstep.core.model import (
-    Alert,
-    Assignment,
-    Finding,
-    IncidentRecord,
-    MachineInfo,
-    MachineReport,
-    Observer,
-    Outcome,
-    Rung,
-    Symptom,
-)
+from everstep.core.model import Alert, Assignment, MachineInfo
+from everstep.core.orders import MachineReport
+from everstep.core.record import Finding, IncidentRecord
+from everstep.core.vocabulary import Observer, Outcome, Rung, Symptom
 from everstep.workflows import paging
 from everstep.workflows.chronicle import Chronicle
 from everstep.workflows.inbox import Inbox

@@ -9,7 +9,10 @@ from temporalio import workflow
 from temporalio.exceptions import ActivityError
 
 from everstep.core import evidence, memory
-from everstep.core.model import Alert, Finding, MachineInfo, MachineReport, RankExit, Symptom
+from everstep.core.model import Alert, MachineInfo, RankExit
+from everstep.core.orders import MachineReport
+from everstep.core.record import Finding
+from everstep.core.vocabulary import Symptom
 from everstep.workflows import restart
 from everstep.workflows.situation import Situation
 

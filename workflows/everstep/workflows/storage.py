@@ -13,10 +13,9 @@ from temporalio import workflow
 from temporalio.exceptions import ActivityError
 
 from everstep.core import names
-from everstep.core.model import (
+from everstep.core.model import Assignment, MachineInfo
+from everstep.core.orders import (
     FROM_THE_BEGINNING,
-    Assignment,
-    MachineInfo,
     RestoreOrder,
     StorageReport,
     StoredCheckpoint,

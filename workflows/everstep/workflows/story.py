@@ -13,7 +13,8 @@ from temporalio.common import (
     TypedSearchAttributes,
 )
 
-from everstep.core.model import IncidentRecord, Outcome, Rung, Symptom
+from everstep.core.record import IncidentRecord
+from everstep.core.vocabulary import Outcome, Rung, Symptom
 
 JOB = SearchAttributeKey.for_keyword("EverstepJob")
 SYMPTOM = SearchAttributeKey.for_keyword("EverstepSymptom")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from everstep.core.model import ClimbOutcome
+from everstep.core.vocabulary import ClimbOutcome
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from temporalio import workflow
 from temporalio.exceptions import ActivityError
 
 from everstep.core import names
-from everstep.core.model import TraceOrder, TraceReport
+from everstep.core.orders import TraceOrder, TraceReport
 from everstep.workflows import options
 from everstep.workflows.ports import TracePort
 

@@ -14,7 +14,8 @@ from everstep.agent.checks.checker import Checker
 from everstep.agent.config import MachineConfig
 from everstep.agent.launcher import Launcher
 from everstep.core.checks import judge_twice
-from everstep.core.model import Check, CheckOrder, CheckResult
+from everstep.core.orders import CheckOrder, CheckResult
+from everstep.core.vocabulary import Check
 
 LOOPBACK = "127.0.0.1"
 WITHOUT_GPUS = 2

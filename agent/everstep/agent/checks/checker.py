@@ -17,7 +17,8 @@ from everstep.core import checks
 from everstep.core.checks import Ending, ProgramSettings
 from everstep.core.dcgm import judge_toolkit
 from everstep.core.errors import PermanentError, TransientError
-from everstep.core.model import Check, CheckOrder, CheckResult, Verdict
+from everstep.core.orders import CheckOrder, CheckResult
+from everstep.core.vocabulary import Check, Verdict
 
 logger = logging.getLogger(__name__)
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from everstep.agent.probes import kmsg
 from everstep.agent.probes.host import PSTORES, look_at_last_boot
 from everstep.core.errors import UnobservableError
-from everstep.core.model import Verdict
 from everstep.core.senses.host import judge_last_boot
 from everstep.core.senses.inspection import Inspection, unobservable
+from everstep.core.vocabulary import Verdict
 
 JOURNAL = "journal of the last boot"
 

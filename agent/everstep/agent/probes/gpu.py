@@ -11,11 +11,11 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from everstep.core.model import Symptom
 from everstep.core.senses import thresholds
 from everstep.core.senses.gpu import GONE_ERRORS, GpuWatch, lost, read_reading
 from everstep.core.senses.inspection import Inspection, faulty, unobservable
 from everstep.core.senses.xid import Xid
+from everstep.core.vocabulary import Symptom
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from everstep.agent.probes.gpu import GpuProbe
 from everstep.agent.probes.host import HostProbe
 from everstep.agent.probes.links import LinkNews, LinkProbe, Relevance
 from everstep.core.errors import UnobservableError
-from everstep.core.model import Alert, Observer, Symptom
+from everstep.core.model import Alert
 from everstep.core.senses import thresholds
 from everstep.core.senses.faults import FaultBook
 from everstep.core.senses.inspection import Inspection, healthy, unobservable
@@ -23,6 +23,7 @@ from everstep.core.senses.kernel_judge import KernelJudge
 from everstep.core.senses.kmsg import KernelRecord
 from everstep.core.senses.network import NetworkJudge
 from everstep.core.senses.xid import Xid
+from everstep.core.vocabulary import Observer, Symptom
 
 logger = logging.getLogger(__name__)
 

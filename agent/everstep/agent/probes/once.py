@@ -11,11 +11,11 @@ from everstep.agent.probes.host import HostProbe
 from everstep.agent.probes.links import LinkProbe
 from everstep.agent.probes.monitor import MonitorConfig
 from everstep.core.errors import UnobservableError
-from everstep.core.model import Verdict
 from everstep.core.senses.inspection import Inspection, healthy, unobservable
 from everstep.core.senses.kernel_judge import KernelJudge
 from everstep.core.senses.network import NetworkJudge
 from everstep.core.senses.xid import Xid
+from everstep.core.vocabulary import Verdict
 
 COUNTING_S = 1.0
 """Between two looks at counters."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from everstep.core import model
+from everstep.core import vocabulary
 
 
 class Kind(StrEnum):
@@ -71,27 +71,27 @@ class Action(StrEnum):
     NONE = "none"
 
 
-TABLE_1: dict[Symptom, model.Symptom | None] = {
-    Symptom.CUDA_ERROR: model.Symptom.CUDA_ERROR,
-    Symptom.GPU_MEMORY_ERROR: model.Symptom.GPU_MEMORY_ERROR,
-    Symptom.GPU_UNAVAILABLE: model.Symptom.GPU_UNAVAILABLE,
-    Symptom.JOB_HANG: model.Symptom.JOB_HANG,
-    Symptom.NCCL_TIMEOUT: model.Symptom.JOB_HANG,
-    Symptom.NETWORK_ERROR: model.Symptom.INFINIBAND_ERROR,
-    Symptom.NAN: model.Symptom.NAN_VALUE,
-    Symptom.LOSS_SPIKE: model.Symptom.NAN_VALUE,
-    Symptom.MFU_DECLINE: model.Symptom.MFU_DECLINE,
-    Symptom.OS_KERNEL_FAULT: model.Symptom.OS_KERNEL_PANIC,
-    Symptom.HOST_OOM: model.Symptom.CPU_OOM,
-    Symptom.CUDA_OOM: model.Symptom.CUDA_ERROR,
-    Symptom.STORAGE_ERROR: model.Symptom.FILESYSTEM_MOUNT,
-    Symptom.DISK_FULL: model.Symptom.DISK_SPACE,
-    Symptom.CHECKPOINT_ERROR: model.Symptom.FILESYSTEM_MOUNT,
-    Symptom.CONTAINER_ERROR: model.Symptom.CONTAINER_ERROR,
-    Symptom.CODE_ERROR: model.Symptom.CODE_ERROR,
-    Symptom.DATA_ERROR: model.Symptom.CODE_DATA_ADJUSTMENT,
-    Symptom.PROCESS_CRASH: model.Symptom.PROCESS_CRASH,
-    Symptom.PREEMPTION: model.Symptom.CODE_DATA_ADJUSTMENT,
+TABLE_1: dict[Symptom, vocabulary.Symptom | None] = {
+    Symptom.CUDA_ERROR: vocabulary.Symptom.CUDA_ERROR,
+    Symptom.GPU_MEMORY_ERROR: vocabulary.Symptom.GPU_MEMORY_ERROR,
+    Symptom.GPU_UNAVAILABLE: vocabulary.Symptom.GPU_UNAVAILABLE,
+    Symptom.JOB_HANG: vocabulary.Symptom.JOB_HANG,
+    Symptom.NCCL_TIMEOUT: vocabulary.Symptom.JOB_HANG,
+    Symptom.NETWORK_ERROR: vocabulary.Symptom.INFINIBAND_ERROR,
+    Symptom.NAN: vocabulary.Symptom.NAN_VALUE,
+    Symptom.LOSS_SPIKE: vocabulary.Symptom.NAN_VALUE,
+    Symptom.MFU_DECLINE: vocabulary.Symptom.MFU_DECLINE,
+    Symptom.OS_KERNEL_FAULT: vocabulary.Symptom.OS_KERNEL_PANIC,
+    Symptom.HOST_OOM: vocabulary.Symptom.CPU_OOM,
+    Symptom.CUDA_OOM: vocabulary.Symptom.CUDA_ERROR,
+    Symptom.STORAGE_ERROR: vocabulary.Symptom.FILESYSTEM_MOUNT,
+    Symptom.DISK_FULL: vocabulary.Symptom.DISK_SPACE,
+    Symptom.CHECKPOINT_ERROR: vocabulary.Symptom.FILESYSTEM_MOUNT,
+    Symptom.CONTAINER_ERROR: vocabulary.Symptom.CONTAINER_ERROR,
+    Symptom.CODE_ERROR: vocabulary.Symptom.CODE_ERROR,
+    Symptom.DATA_ERROR: vocabulary.Symptom.CODE_DATA_ADJUSTMENT,
+    Symptom.PROCESS_CRASH: vocabulary.Symptom.PROCESS_CRASH,
+    Symptom.PREEMPTION: vocabulary.Symptom.CODE_DATA_ADJUSTMENT,
     Symptom.NONE: None,
 }
 """The row of the paper's Table 1 (or the job's own symptom) that stands for a classifier's word.

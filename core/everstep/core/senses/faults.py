@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from everstep.core.model import Symptom, Verdict
 from everstep.core.senses import thresholds
 from everstep.core.senses.inspection import Inspection
+from everstep.core.vocabulary import Symptom, Verdict
 
 
 @dataclass(slots=True)

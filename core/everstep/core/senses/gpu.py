@@ -7,9 +7,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from everstep.core.model import Symptom
 from everstep.core.senses import thresholds
 from everstep.core.senses.inspection import Inspection, faulty, healthy, unobservable
+from everstep.core.vocabulary import Symptom
 
 GONE_ERRORS = ("GPU_IS_LOST", "RESET_REQUIRED", "IRQ_ISSUE", "UNKNOWN", "GPU_NOT_FOUND")
 """NVML errors that speak of the GPU and not of the asker. UNKNOWN is what a GPU that fell off the

@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from everstep.core.model import Symptom
 from everstep.core.senses import thresholds
 from everstep.core.senses.inspection import Inspection, faulty, healthy, unobservable
+from everstep.core.vocabulary import Symptom
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from everstep.core.model import Symptom, Verdict
+from everstep.core.vocabulary import Symptom, Verdict
 
 EXIT_HEALTHY = 0
 EXIT_FAULTY = 1

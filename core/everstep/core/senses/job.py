@@ -17,11 +17,12 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from everstep.core.model import Alert, Observer, RankProgress, Symptom
+from everstep.core.model import Alert, RankProgress
 from everstep.core.senses.inspection import Inspection, faulty, healthy, unobservable
 from everstep.core.senses.numerics import NumberSense, Reading
 from everstep.core.senses.pace import PaceSense
 from everstep.core.senses.silence import SilenceLimits, SilenceSense
+from everstep.core.vocabulary import Observer, Symptom
 
 LOSS, GRAD_NORM = "loss", "gradient norm"
 _ITEMS = {LOSS: "job.loss", GRAD_NORM: "job.grad_norm"}

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from everstep.core.model import Symptom
 from everstep.core.senses import thresholds
 from everstep.core.senses.inspection import Inspection, faulty, healthy, unobservable
 from everstep.core.senses.kernel import KernelEvent, Kind, parse_event
 from everstep.core.senses.kmsg import KernelRecord
 from everstep.core.senses.xid import AFTER_EFFECTS, Meaning, Weight, Xid
+from everstep.core.vocabulary import Symptom
 
 DAY_S = 86_400.0
 

@@ -11,9 +11,9 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from everstep.core.model import Symptom
 from everstep.core.senses import thresholds
 from everstep.core.senses.inspection import Inspection, faulty, healthy, unobservable
+from everstep.core.vocabulary import Symptom
 
 SECOND_ALERT_WITHIN_S = 300.0
 """Paper: "twice within 5 minutes"."""

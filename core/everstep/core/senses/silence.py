@@ -12,8 +12,9 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from everstep.core.model import Phase, RankProgress
+from everstep.core.model import RankProgress
 from everstep.core.senses.running import quantile
+from everstep.core.vocabulary import Phase
 
 WINDOW = 256
 """Newest step times that say how long steps take; 2 of them may be longer than their p99."""

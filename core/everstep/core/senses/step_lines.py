@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from everstep.core.model import Phase
+from everstep.core.vocabulary import Phase
 
 LINE_LIMIT_BYTES = 4096
 """What a line has beyond this is not searched."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from everstep.core.model import Alert, Symptom
+from everstep.core.model import Alert
+from everstep.core.vocabulary import Symptom
 
 WINDOW_S = 60.0
 """Paper, Table 3: a switch is told by two looks of 30 s each."""

@@ -13,7 +13,7 @@ import re
 from dataclasses import dataclass
 from enum import StrEnum
 
-from everstep.core.model import Symptom
+from everstep.core.vocabulary import Symptom
 
 
 class Weight(StrEnum):

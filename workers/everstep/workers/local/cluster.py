@@ -23,7 +23,7 @@ from temporalio.service import RPCError
 from everstep.core import names
 from everstep.core.errors import EverstepError, InputError, PermanentError, TransientError
 from everstep.core.memory import CodeVersion
-from everstep.core.model import IncidentRecord
+from everstep.core.record import IncidentRecord
 from everstep.spec.job import JobSpec
 from everstep.workers import runtime
 from everstep.workers.local import faults, ports, server

@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 
 from everstep.core.errors import InputError, TransientError
-from everstep.core.model import Check
+from everstep.core.vocabulary import Check
 from everstep.selfcheck.faults import InjectedFault, write_fault
 
 
