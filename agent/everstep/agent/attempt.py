@@ -25,6 +25,7 @@ from everstep.agent.launcher import Launcher, last_lines
 from everstep.agent.logtimes import LogTimes
 from everstep.agent.memory import OomKills
 from everstep.agent.nursery import Ended
+from everstep.agent.process import main_thread_ran_s
 from everstep.agent.rank_voice import RankVoice
 from everstep.agent.shards import ShardStore
 from everstep.agent.step_lines import StepLines
@@ -251,7 +252,17 @@ class Attempt:
         pattern = config.step_pattern
         lines = None if pattern is None else StepLines(log, re.compile(pattern))
         place = (config.machine, order.attempt, start.rank)
-        return RankVoice(*place, order.restore_step, lines, self._around.on_event)
+        return RankVoice(
+            *place,
+            order.restore_step,
+            lines,
+            lambda: self._ran_s(start.rank),
+            self._around.on_event,
+        )
+
+    def _ran_s(self, rank: int) -> float | None:
+        pid = self._ranks[rank].pid
+        return None if pid is None else main_thread_ran_s(pid)
 
     def _channel(self, start: RankStart, sock: socket.socket, voice: RankVoice) -> RankChannel:
         return RankChannel(

@@ -117,6 +117,17 @@ def kill_strays(owner: str, root: int | None, timeout_s: float) -> None:
         time.sleep(_POLL_S)
 
 
+def main_thread_ran_s(pid: int) -> float | None:
+    """How long a process's main thread has been on a core; None when it is gone or nobody tells.
+
+    What the kernel counts in nanoseconds at each switch; `/proc/PID/stat` has it in ticks of 10 ms.
+    """
+    try:
+        return int(Path(f"/proc/{pid}/schedstat").read_bytes().split()[0]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return None
+
+
 def num_threads() -> int:
     """Threads of this process that the kernel knows, Python's and others'."""
     return sum(1 for _ in Path("/proc/self/task").iterdir())

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from everstep.agent.step_lines import StepLines
 from everstep.core import channel
@@ -26,6 +27,7 @@ class RankVoice:
         rank: Global rank.
         restore_step: The step that it starts from.
         lines: Reads its log, until it speaks over the channel; None does not.
+        ran_s: Tells how long its main thread has been on a core, or None.
         tell: Called with what it said.
     """
 
@@ -36,6 +38,7 @@ class RankVoice:
         rank: int,
         restore_step: int,
         lines: StepLines | None,
+        ran_s: Callable[[], float | None],
         tell: Callable[[RankProgress], None],
     ) -> None:
         self.step: int | None = None
@@ -45,6 +48,7 @@ class RankVoice:
         self._lines = lines
         self._from_log = False
         self._phase = Phase.START
+        self._ran_s = ran_s
         self._tell = tell
 
     def reached(self, step: int) -> None:
@@ -56,7 +60,7 @@ class RankVoice:
         """It spoke of itself; a phase that there is not is not passed on."""
         if isinstance(word, channel.Report):
             self._advance(word.step)
-            self._say(word.loss, word.grad_norm, word.mfu)
+            self._say(word.loss, word.grad_norm, word.mfu, word.waited_s)
         elif word.phase not in list(Phase) or word.phase == Phase.ENDED:
             logger.warning("rank %d is in no phase %r", self._place[-1], word.phase)
         elif self._phase is not Phase.ENDED:
@@ -89,10 +93,13 @@ class RankVoice:
         self.step = step
 
     def _say(
-        self, loss: float | None = None, grad_norm: float | None = None, mfu: float | None = None
+        self,
+        loss: float | None = None,
+        grad_norm: float | None = None,
+        mfu: float | None = None,
+        waited_s: float | None = None,
     ) -> None:
         step = self._restore_step if self.step is None else self.step
         figures = (loss, grad_norm, mfu)
-        self._tell(
-            RankProgress(*self._place, step, time.time(), self._phase, *figures, self._from_log)
-        )
+        now = RankProgress(*self._place, step, time.time(), self._phase, *figures, self._from_log)
+        self._tell(replace(now, ran_s=self._ran_s(), waited_s=waited_s))

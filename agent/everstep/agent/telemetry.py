@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
 from everstep.agent import link
@@ -34,6 +34,7 @@ class TelemetryClient:
         machine: Name of this machine.
         pid: Process id of the agent.
         heartbeat_interval_s: Longest silence, > 0.
+        slowed: Tells what the machine's senses see now that slows it.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class TelemetryClient:
         machine: str,
         pid: int,
         heartbeat_interval_s: float,
+        slowed: Callable[[], Sequence[str]] = tuple,
     ) -> None:
         self._connect = connect
         self._machine = machine
@@ -50,6 +52,8 @@ class TelemetryClient:
         self._past: dict[int, deque[RankProgress]] = {}
         self._figures: dict[int, RankProgress] = {}
         self._unsent: deque[RankProgress] = deque(maxlen=MOST_UNSENT)
+        self._slowed = slowed
+        self._slowed_told: Sequence[str] = ()
         self._started: RanksStarted | None = None
         self._start_unsent = False
         self._news = asyncio.Event()
@@ -109,10 +113,14 @@ class TelemetryClient:
         self._unsent.clear()
         self._unsent.extend(self._remembered())
         self._start_unsent = self._started is not None
+        self._slowed_told = ()
         while True:
             if self._start_unsent and self._started is not None:
                 self._start_unsent = False
                 await peer.send(_message("started", self._started))
+            if (slowed := self._slowed()) != self._slowed_told:
+                self._slowed_told = slowed
+                await peer.send({"type": "slowed", "details": slowed})
             while self._unsent:
                 await peer.send(_message("progress", self._unsent.popleft()))
             if self._leaving:

@@ -30,6 +30,7 @@ from everstep.checkpoint.agent_link import AgentLink
 from everstep.checkpoint.checksums import checksum
 from everstep.checkpoint.replaying import replay
 from everstep.checkpoint.saver import Saver, Stage, map_region
+from everstep.checkpoint.waiting import WaitClock
 from everstep.core import channel, names
 from everstep.core.errors import EverstepError, PermanentError
 from everstep.core.shard import Origin, Region, Shard, aligned
@@ -282,6 +283,7 @@ class _AttachedSession(Session):
         self._waited = False
         self._last_step = -1
         self._phase = Phase.START
+        self._waits = WaitClock()
         self._saver: Saver | None = None
         self._link = AgentLink(sock, _ANSWER_PATIENCE_S)
         self._me, _ = self._link.ask(channel.Hello(), channel.Welcome)
@@ -325,7 +327,8 @@ class _AttachedSession(Session):
     def wait_before_update(self) -> None:
         self._waited = True
         if self._saver is not None:
-            self._saver.wait(self._before_update)
+            with self._waits.waiting():
+                self._saver.wait(self._before_update)
 
     def report(
         self,
@@ -336,6 +339,7 @@ class _AttachedSession(Session):
         mfu: SupportsFloat | None = None,
     ) -> None:
         numbers = [None if n is None else float(n) for n in (loss, grad_norm, mfu)]
+        numbers.append(self._waits.waited_s())
         self._link.tell(channel.Report(step, *numbers))
         self._phase = self._phase.after_step()
 
@@ -346,6 +350,7 @@ class _AttachedSession(Session):
 
     def close(self) -> None:
         atexit.unregister(self.close)
+        self._waits.close()
         if self._saver is not None:
             try:
                 self._saver.close()

@@ -135,12 +135,16 @@ class Protected:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The rank finished this step, and knows these figures of it; NaN is one, None is not known."""
+    """The rank finished this step, and knows these figures of it; NaN is one, None is not known.
+
+    `waited_s` is how long it has been in collectives since it began.
+    """
 
     step: int
     loss: float | None = None
     grad_norm: float | None = None
     mfu: float | None = None
+    waited_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

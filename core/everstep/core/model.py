@@ -83,6 +83,7 @@ class Alert:
             job, `loss`; else empty.
         confident: Whether the machine's senses are certain, and it is bad enough to leave it.
         step: Newest step that all ranks had finished by then, where the observer knows.
+        lines: More of what decided, for people: a table, say.
     """
 
     observer: Observer
@@ -96,6 +97,7 @@ class Alert:
     subject: str = ""
     confident: bool = False
     step: int | None = None
+    lines: tuple[str, ...] = ()
 
     @property
     def key(self) -> str:
@@ -142,6 +144,10 @@ class RankProgress:
         grad_norm: Norm of that step's gradient, likewise.
         mfu: Speed, in any unit that rises with it; None when it was not told.
         from_log: Whether it was read from the rank's log, where one rank may speak for all.
+        ran_s: How long the main thread of its process has been on a core so far, when its agent
+            heard of the step; None when the kernel does not tell.
+        waited_s: How long its process has been in collectives so far, by its own word; None when
+            it does not tell.
     """
 
     machine: str
@@ -154,6 +160,8 @@ class RankProgress:
     grad_norm: float | None = None
     mfu: float | None = None
     from_log: bool = False
+    ran_s: float | None = None
+    waited_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

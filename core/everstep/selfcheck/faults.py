@@ -28,6 +28,7 @@ class InjectedFault:
         seen_by: Checks that it shows itself in.
         peer: For `link_bad`: the machine at the other end.
         slow_s: For `slow`: how much longer a step takes.
+        slow_times: For `slow`: how many times as long the rank computes at a step, at least 1.
     """
 
     name: str
@@ -38,6 +39,7 @@ class InjectedFault:
     seen_by: tuple[str, ...] = ()
     peer: str = ""
     slow_s: float = 0.5
+    slow_times: float = 1.0
 
     def shows_in(self, check: Check) -> bool:
         """Whether a check can find it."""

@@ -24,6 +24,7 @@ from pydantic import (
 from everstep.core.groups import KINDS
 from everstep.core.replay import FOUND_RATIO, SHOWS_RATIO
 from everstep.core.senses.step_lines import GROUPS
+from everstep.core.slow.ballot import VotePolicy
 from everstep.core.stored import StoragePolicy
 from everstep.core.vocabulary import Mode, Rung
 from everstep.spec.problems import did_you_mean, relation_error, shown
@@ -297,6 +298,19 @@ class Detection(SpecPart):
     slowdown_ratio: PositiveFloat = Field(
         default=0.1, description="Share by which steps must be slower to be noted as a decline."
     )
+    slow_round_s: PositiveFloat = Field(
+        default=10.0, description="Seconds of a round of votes on which machine slows the job."
+    )
+    slow_rounds: NonNegativeInt = Field(
+        default=5, description="Newest rounds that count; 0: nobody votes."
+    )
+    slow_flags: PositiveInt = Field(
+        default=4, description="In how many of them a machine has to stand out to be evicted."
+    )
+    slow_ratio: PositiveFloat = Field(
+        default=0.04,
+        description="Share by which a rank's steps have to cost it more to stand out.",
+    )
     step_pattern: str | None = Field(
         default=None,
         description=(
@@ -341,7 +355,20 @@ class Detection(SpecPart):
                 f" {self.agent_lost_after_s}",
                 "Lower reconnect_grace_s or raise agent_lost_after_s",
             )
+        if self.slow_rounds and not self.slow_rounds / 2 < self.slow_flags <= self.slow_rounds:
+            raise relation_error(
+                "slow_flags",
+                f"{self.slow_flags} is no majority of slow_rounds {self.slow_rounds}",
+                f"Give {self.slow_rounds // 2 + 1} to {self.slow_rounds}",
+            )
         return self
+
+    def votes(self) -> VotePolicy | None:
+        """When votes name a machine, or None when nobody votes."""
+        if not self.slow_rounds:
+            return None
+        rounds = (self.slow_rounds, self.slow_flags)
+        return VotePolicy(self.slow_round_s, *rounds, self.slow_ratio)
 
 
 class Ladder(SpecPart):

@@ -104,6 +104,7 @@ async def main(name: str) -> int:
     secret = given.secret()
     client = await runtime.connect()
     reporter = Reporter(client, spec.name)
+    monitor: Monitor | None = None
     telemetry = TelemetryClient(
         lambda: asyncio.ensure_future(
             link.open_link(given.telemetry_host, given.telemetry_port, secret, spec.name)
@@ -111,6 +112,7 @@ async def main(name: str) -> int:
         name,
         os.getpid(),
         spec.detection.heartbeat_interval_s,
+        lambda: () if monitor is None else monitor.slowed(),
     )
 
     def on_event(event: MachineEvent) -> None:
@@ -128,7 +130,6 @@ async def main(name: str) -> int:
     reporter_task = asyncio.create_task(reporter.run())
     senses_task: asyncio.Task[None] | None = None
     traces = TraceActivities(name, machine, EvidenceStore(given.evidence_url()))
-    monitor: Monitor | None = None
     try:
         await machine.open()
         if given.watches_machine():

@@ -24,6 +24,7 @@ from everstep.core.model import Alert, StepSeen
 from everstep.core.progress import StepBoard
 from everstep.core.senses.job import JobLimits, JobSenses
 from everstep.core.senses.silence import SilenceLimits
+from everstep.core.slow.sense import SlowSense
 from everstep.core.vocabulary import Observer, Symptom
 from everstep.spec.job import JobSpec
 from everstep.spec.load import load_spec
@@ -134,7 +135,9 @@ async def main() -> int:
     spec = load_spec(given.spec_file)
     steps = StepLog(RunFolder(given.run_directory).steps)
     watch = AgentWatch(spec.detection.agent_lost_after_s, spec.detection.reconnect_grace_s)
-    senses = JobSenses(job_limits(spec))
+    votes = spec.detection.votes()
+    slow = None if votes is None else SlowSense(spec.layout(), votes)
+    senses = JobSenses(job_limits(spec), slow)
     client = await runtime.connect()
     reporter = Reporter(client, spec.name)
 

@@ -3,7 +3,8 @@
 Each connection begins with the mutual proof of the job's secret (`everstep.agent.link`). A message
 is one JSON object. From agents: `hello {machine, pid}`, `beat`, `bye`,
 `started {attempt, ranks, step, at_s, age_s}` and `progress {attempt, rank, step, at_s, age_s,
-phase, from_log}` with what the rank knows of `loss`, `grad_norm` and `mfu`. `at_s` is on the
+phase, from_log}` with what is known of `loss`, `grad_norm`, `mfu`, `ran_s` and `waited_s`, and
+`slowed {details}` whenever what its senses see that slows the machine changes. `at_s` is on the
 agent's clock; `age_s` says how long ago that was, since clocks differ. From watchers: `watch`; they
 get `snapshot {attempt, steps, slowest, machines}` after every change.
 """
@@ -136,6 +137,9 @@ class TelemetryServer:
                     await self._note(machine, message)
                 elif message.get("type") == "started":
                     await self._note_start(machine, message)
+                elif message.get("type") == "slowed":
+                    details = cast("list[object]", message["details"])
+                    self.senses.slowed(machine, [str(detail) for detail in details])
             self.watch.farewell(machine)
         finally:
             self.watch.closed(machine, time.time())
@@ -220,6 +224,8 @@ def _progress(machine: str, message: dict[str, object]) -> RankProgress:
         _figure(message, "grad_norm"),
         _figure(message, "mfu"),
         message["from_log"] is True,
+        _figure(message, "ran_s"),
+        _figure(message, "waited_s"),
     )
 
 

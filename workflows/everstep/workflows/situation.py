@@ -101,7 +101,8 @@ class Situation:
         by_time = sorted(alerts, key=lambda alert: alert.at_s)
         for alert in by_time:
             if alert.rank is None:
-                self.story.tell(f"{alert.observer}: {alert.detail}", alert.at_s)
+                text = "\n".join((f"{alert.observer}: {alert.detail}", *alert.lines))
+                self.story.tell(text, alert.at_s)
         of_ranks = [alert for alert in by_time if alert.rank is not None]
         if of_ranks:
             first, others = of_ranks[0], len(of_ranks) - 1

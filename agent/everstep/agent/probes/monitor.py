@@ -125,6 +125,15 @@ class Monitor:
         """The faults that stand, by symptom and subject, sorted."""
         return self._faults.standing()
 
+    def slowed(self) -> tuple[str, ...]:
+        """What stands that slows the machine, each with what the last look at it said, sorted."""
+        standing = {s for symptom, s in self.standing() if symptom is Symptom.MFU_DECLINE}
+        return tuple(
+            f"{found.subject}: {found.detail}"
+            for found in self.inspections()
+            if found.symptom is Symptom.MFU_DECLINE and found.subject in standing
+        )
+
     # --- The senses ------------------------------------------------------------------------------
 
     async def _every(

@@ -1,4 +1,4 @@
-"""What the analyzer senses in what all ranks say of themselves: four judges, and one alert a fault.
+"""What the analyzer senses in what all ranks say of themselves: five judges, and one alert a fault.
 
 | sense | raises | certain | what the job does |
 | --- | --- | --- | --- |
@@ -6,15 +6,16 @@
 | `job.loss`, `job.grad_norm` jumped | `loss_spike` | no | notes it |
 | `job.silence` | `job_hang` | past its limit | an incident |
 | `job.pace` | `mfu_decline` | no | notes it |
+| `job.slow_machine` | `mfu_decline` of a machine | by votes | an incident |
 
-What stops training is told once an attempt, and its alert names nobody, so that an analyzer that
-was started anew says the same again: its key is the same, and the job drops it.
+What stops training is told once an attempt, and its alert names nobody but who is slow, so that an
+analyzer that was started anew says the same again: its key is the same, and the job drops it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from everstep.core.model import Alert, RankProgress
@@ -22,6 +23,7 @@ from everstep.core.senses.inspection import Inspection, faulty, healthy, unobser
 from everstep.core.senses.numerics import NumberSense, Reading
 from everstep.core.senses.pace import PaceSense
 from everstep.core.senses.silence import SilenceLimits, SilenceSense
+from everstep.core.slow.sense import SlowSense
 from everstep.core.vocabulary import Observer, Symptom
 
 LOSS, GRAD_NORM = "loss", "gradient norm"
@@ -52,10 +54,12 @@ class JobSenses:
 
     Args:
         limits: When the reports mean a fault.
+        slow: Finds out who slows the job; None: nobody asks.
     """
 
-    def __init__(self, limits: JobLimits) -> None:
+    def __init__(self, limits: JobLimits, slow: SlowSense | None = None) -> None:
         self._limits = limits
+        self._slow = slow
         self._silence = SilenceSense(limits.silence, limits.expected)
         self._pace = PaceSense(limits.slowdown_ratio)
         self._pace_by_mfu = False
@@ -80,6 +84,8 @@ class JobSenses:
         self._turn_to(progress.attempt)
         step_s = self._silence.note(progress, heard_s)
         self.step_s = self.step_s if step_s is None else step_s
+        if self._slow is not None:
+            self._slow.note(progress)
         alerts: list[Alert] = []
         for quantity, value in ((LOSS, progress.loss), (GRAD_NORM, progress.grad_norm)):
             if value is not None:
@@ -92,21 +98,31 @@ class JobSenses:
             return []
         hang = self._silence.look(now_s)
         if hang is None:
-            return []
+            return [] if self._slow is None else self._slow.look(now_s, self._pace.declined)
         return self._raise(Symptom.JOB_HANG, hang.attempt, now_s, f"the job hangs: {hang}")
 
     def lost(self, machine: str) -> None:
         """A machine's agent is lost: its ranks' silence means no more than that."""
         self._silence.lost(machine)
+        if self._slow is not None:
+            self._slow.disturb()
+
+    def slowed(self, machine: str, details: Sequence[str]) -> None:
+        """What a machine's own senses see now that slows it; nothing: all is well again."""
+        if self._slow is not None:
+            self._slow.suspect(machine, details)
 
     def excuse(self, asleep_s: float) -> None:
         """Do not hold it against the ranks that nobody listened for a while."""
         self._silence.excuse(asleep_s)
+        if self._slow is not None:
+            self._slow.disturb()
 
     def inspections(self) -> list[Inspection]:
         """How each sense stands; one that has not learned enough could not tell."""
         numbers = [self._number_now(quantity) for quantity in (LOSS, GRAD_NORM)]
-        return [*numbers, self._silence_now(), self._pace_now()]
+        slow = [] if self._slow is None else [self._slow.inspection()]
+        return [*numbers, self._silence_now(), self._pace_now(), *slow]
 
     # --- Numbers ---------------------------------------------------------------------------------
 

@@ -68,13 +68,23 @@ OPTIONS = {
     "gross": "sdc: the GPU check sees it, too",
     "bit=30": "sdc: the bit of a float32 that flips",
     "by=0.5": "slow: by how many seconds",
+    "times=1.3": "slow: how many times as long the machine's first rank computes",
 }
 
 _FORM = re.compile(
     r"(?P<kind>[a-z_]+)@(?P<step>\d+)(?:\+(?P<delay>\d+(?:\.\d+)?))?(?::(?P<target>[\w.-]+))?"
     r"(?:,(?P<options>[\w.=,]+))?"
 )
-_OPTION = re.compile(r"(?P<name>once|hidden|gross|p|bit|by)(?:=(?P<value>\d+(?:\.\d+)?))?")
+_OPTION = re.compile(r"(?P<name>once|hidden|gross|p|bit|by|times)(?:=(?P<value>\d+(?:\.\d+)?))?")
+
+_VALUED = ("p", "bit", "by", "times")
+_ONLY = {"hidden": "sdc", "gross": "sdc", "bit": "sdc", "by": "slow", "times": "slow"}
+_IN_RANGE: dict[str, Callable[[float], bool]] = {
+    "p": lambda value: 0 < value <= 1,
+    "bit": lambda value: value in range(32),
+    "by": lambda value: value >= 0,
+    "times": lambda value: value >= 1,
+}
 
 _FIX = (
     "Write KIND@STEP[+SECONDS]:TARGET[,OPTION], for example rank_killed@20:5, machine_lost@30:m1, "
@@ -128,7 +138,8 @@ class Fault:
             bit=int(given.get("bit", 30)),
             seen_by=tuple(seen_by) if self.kind is FaultKind.SDC else (),
             peer=next((other for other in self.machines if other != machine), ""),
-            slow_s=float(given.get("by", 0.5)),
+            slow_s=float(given.get("by", 0.0 if "times" in given else 0.5)),
+            slow_times=float(given.get("times", 1.0)),
         )
 
 
@@ -197,16 +208,13 @@ def _machines(text: str, kind: FaultKind, target: str, machines: Sequence[str]) 
 def _check_options(text: str, kind: FaultKind, options: Sequence[str]) -> None:
     for option in options:
         found = _OPTION.fullmatch(option)
-        if found is None or (found["name"] in ("p", "bit", "by")) != bool(found["value"]):
+        if found is None or (found["name"] in _VALUED) != bool(found["value"]):
             raise InputError(f"--fault {text}", f"option {option} is not understood", _FIX)
-        only = {"hidden": "sdc", "gross": "sdc", "bit": "sdc", "by": "slow"}.get(found["name"])
+        only = _ONLY.get(found["name"])
         always = kind is FaultKind.LINK_BAD or kind not in BROKEN
         if always or (only is not None and kind != only):
             raise InputError(f"--fault {text}", f"{kind} has no option {found['name']}", _FIX)
-        value = float(found["value"] or 1)
-        if (found["name"] == "p" and not 0 < value <= 1) or (
-            found["name"] == "bit" and value not in range(32)
-        ):
+        if not _IN_RANGE.get(found["name"], bool)(float(found["value"] or 1)):
             raise InputError(f"--fault {text}", f"option {option} is out of range", _FIX)
 
 
