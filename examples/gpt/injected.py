@@ -96,7 +96,7 @@ class Faults:
             yield
         slow = [fault for fault in of_kind(due, "slow") if claim(self._directory, fault)]
         computed_s = time.thread_time() - began_s
-        _compute_for(sum(fault.slow_times - 1 for fault in slow) * computed_s)
+        compute_for(sum(fault.slow_times - 1 for fault in slow) * computed_s)
         time.sleep(sum(fault.slow_s for fault in slow))
 
     def poison(self, gradient: Tensor) -> None:
@@ -123,7 +123,7 @@ class Faults:
         self._store.set(f"machine/{self._rank}", self._machine)
 
 
-def _compute_for(seconds: float) -> None:
+def compute_for(seconds: float) -> None:
     """Be on a core for so long, as one is whose clock is low."""
     until_s = time.thread_time() + seconds
     while time.thread_time() < until_s:

@@ -99,6 +99,18 @@ def test_slow_and_hanging_steps_take_their_time(
         assert time.monotonic() - began_s >= 0.05
 
 
+def test_a_slowed_rank_computes_several_times_as_long(tmp_path: Path) -> None:
+    break_(tmp_path, kind="slow", slow_s=0.0, slow_times=3.0)
+    began_s = time.thread_time()
+    with ranks_of(tmp_path).during(1):
+        injected.compute_for(0.02)
+    assert 0.06 <= time.thread_time() - began_s < 0.1
+    began_s = time.thread_time()
+    with ranks_of(tmp_path, local_rank=1).during(1):
+        injected.compute_for(0.02)
+    assert time.thread_time() - began_s < 0.05
+
+
 def test_a_bad_link_ends_what_crosses_it(tmp_path: Path) -> None:
     break_(tmp_path, kind="link_bad", peer="m2")
     faults = ranks_of(tmp_path, local_rank=1)

@@ -55,12 +55,14 @@ class WaitClock:
         self._thread = threading.get_ident()
         self._depth = 0
         self._waited_s = 0.0
+        self._closed = False
         self._originals: dict[str, Callable[..., Any]] = {}
         self._replaced: dict[str, Callable[..., Any]] = {}
 
     def waited_s(self) -> float | None:
         """Seconds so far, or None where calls do not wait; counting begins with the first call."""
-        if not self._originals and dist.is_initialized() and dist.get_backend() in BACKENDS:
+        may_attach = not (self._originals or self._closed)
+        if may_attach and dist.is_initialized() and dist.get_backend() in BACKENDS:
             self._attach()
         return self._waited_s if self._originals else None
 
@@ -95,7 +97,7 @@ class WaitClock:
         for name, original in self._originals.items():
             if getattr(dist, name, None) is self._replaced[name]:
                 setattr(dist, name, original)
-        self._originals, self._replaced = {}, {}
+        self._originals, self._replaced, self._closed = {}, {}, True
 
     def _counted(self, function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
