@@ -50,7 +50,7 @@ for step in range(1, {STEPS} if attempt == 1 else 30):
 """
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(300)
 def test_a_machine_that_computes_twice_as_long_is_evicted(tmp_path: Path) -> None:
     code = tmp_path / "code"
     code.mkdir()

@@ -217,6 +217,23 @@ async def test_one_lost_gpu_seen_by_two_senses_is_one_alert(
     assert alerts == [(Symptom.GPU_UNAVAILABLE, GPU3, True)]
 
 
+async def test_what_slows_a_machine_is_told_while_it_stands(
+    gpus: FakeGpus, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name, value in gpus.environment.items():
+        monkeypatch.setenv(name, value)
+    config = MonitorConfig(machine="m1", kernel_log=tmp_path / "none", intervals_s=(60, 0.05, 60))
+    async with sensing(config) as seen:
+        await seen.until(lambda: seen.verdict("gpu.present", "GPU 0000:21:00") is Verdict.HEALTHY)
+        assert seen.monitor.slowed() == ()
+        # A lost GPU is more than slow, and is told otherwise.
+        gpus.say(gpu1_throttle=0x40, gpu3_error=15)
+        await seen.until(lambda: seen.monitor.slowed() != ())
+        assert seen.monitor.slowed() == ("GPU 0000:1b:00: hardware thermal slowdown",)
+        gpus.say(gpu1_throttle=0)
+        await seen.until(lambda: seen.monitor.slowed() == ())
+
+
 async def test_a_gpu_that_is_lost_without_an_xid_is_looked_for_at_once(
     gpus: FakeGpus, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -6,22 +6,41 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import replace
 
 import pytest
 
 from everstep.agent import link
 from everstep.agent.telemetry import TelemetryClient
 from everstep.core.errors import PermanentError
+from everstep.core.groups import Layout
 from everstep.core.liveness import AgentWatch
 from everstep.core.model import Alert, RankProgress, RanksStarted, StepSeen
 from everstep.core.progress import NO_STEP, StepBoard
 from everstep.core.senses.job import JobLimits, JobSenses
 from everstep.core.senses.silence import SilenceLimits
+from everstep.core.slow.ballot import VotePolicy
+from everstep.core.slow.sense import SlowSense
 from everstep.core.vocabulary import Phase, Symptom
 from everstep.workers.telemetry import Snapshot, TelemetryServer, watch
 
 HOST, SECRET, JOB = "127.0.0.1", b"secret", "job"
+
+
+class Told(SlowSense):
+    """Remembers what it was told."""
+
+    def __init__(self, layout: Layout, policy: VotePolicy) -> None:
+        super().__init__(layout, policy)
+        self.suspected: list[tuple[str, list[str]]] = []
+        self.counters: list[tuple[float | None, float | None]] = []
+
+    def suspect(self, machine: str, details: Sequence[str]) -> None:
+        self.suspected.append((machine, list(details)))
+
+    def note(self, progress: RankProgress) -> None:
+        self.counters.append((progress.ran_s, progress.waited_s))
 
 
 class Desk:
@@ -31,18 +50,21 @@ class Desk:
         self.seen: list[StepSeen] = []
         self.watch = AgentWatch(lost_after_s=5.0, reconnect_grace_s=0.1)
         self.alerts: list[Alert] = []
-        self.senses = JobSenses(JobLimits(SilenceLimits(3.0, 0.5, 60.0, 60.0), 5.0, 0.1))
+        limits = JobLimits(SilenceLimits(3.0, 0.5, 60.0, 60.0), 5.0, 0.1)
+        self.slow = Told(Layout(1, dp=2), VotePolicy())
+        self.senses = JobSenses(limits, self.slow)
         self.server = TelemetryServer(
             StepBoard(2, 0.3), self.watch, self.senses, self.seen.append, self.alerts.extend
         )
         self.port = 0
 
-    def agent(self, machine: str) -> TelemetryClient:
+    def agent(self, machine: str, slowed: Callable[[], Sequence[str]] = tuple) -> TelemetryClient:
         return TelemetryClient(
             lambda: asyncio.ensure_future(link.open_link(HOST, self.port, SECRET, JOB)),
             machine,
             1,
             0.05,
+            slowed,
         )
 
     async def until_watched(self, machines: list[str]) -> None:
@@ -188,6 +210,35 @@ async def test_what_ranks_say_is_judged_whatever_their_clock_says() -> None:
                 await asyncio.sleep(0.005)
         assert [alert.symptom for alert in analyzer.alerts] == [Symptom.NAN_VALUE]
         assert analyzer.alerts[0].at_s == progress.at_s
+        await agent.farewell()
+        await asyncio.wait_for(running, 5)
+
+
+async def test_counters_and_what_slows_a_machine_are_told_and_told_again() -> None:
+    standing: list[str] = []
+    async with desk() as first, desk() as second:
+        agent = first.agent("m0", lambda: tuple(standing))
+        running = asyncio.create_task(agent.run())
+        agent.put(replace(step("m0", 0, 4), ran_s=1.5, waited_s=0.25))
+        agent.put(step("m0", 1, 4))
+        await first.until_watched(["m0"])
+        standing.append("GPU 0000:1a:00: 89 C, limit 85 C")
+        async with asyncio.timeout(5):
+            while not first.slow.suspected:
+                await asyncio.sleep(0.005)
+        standing.clear()
+        async with asyncio.timeout(5):
+            while len(first.slow.suspected) < 2:
+                await asyncio.sleep(0.005)
+        assert first.slow.suspected == [("m0", ["GPU 0000:1a:00: 89 C, limit 85 C"]), ("m0", [])]
+        assert first.slow.counters == [(1.5, 0.25), (None, None)]
+        standing.append("GPU 0000:1a:00: power brake")
+        first.port = second.port
+        first.server.disconnect_all()
+        async with asyncio.timeout(5):
+            while not second.slow.suspected:
+                await asyncio.sleep(0.005)
+        assert second.slow.suspected == [("m0", ["GPU 0000:1a:00: power brake"])]
         await agent.farewell()
         await asyncio.wait_for(running, 5)
 
