@@ -60,6 +60,8 @@ def test_fault_is_read_and_written_back(text: str, fault: Fault) -> None:
         ("nan@20:m1,p", "option p is not understood"),
         ("nan@20:m1,p=0", "option p=0 is out of range"),
         ("sdc@20:m1,bit=32", "option bit=32 is out of range"),
+        ("slow@20:m1,times=0.5", "option times=0.5 is out of range"),
+        ("slow@20:m1,times", "option times is not understood"),
     ],
 )
 def test_wrong_fault_is_told_with_its_fix(text: str, says: str) -> None:
@@ -79,6 +81,8 @@ def test_broken_machine_is_told_what_is_wrong_with_it() -> None:
         "sdc-9-m1-gross-bit-3-p-0-25", "sdc", probability=0.25, bit=3, seen_by=("bitwise", "gpu")
     )
     assert on("slow@9:m1,by=2", "m1").slow_s == 2.0
+    slowed = on("slow@9:m1,times=1.3", "m1")
+    assert (slowed.slow_times, slowed.slow_s) == (1.3, 0.0)
     assert on("transient@9:m1", "m1").once
     assert not on("nan@9:m1", "m1").once
     assert on("nan@9:m1,once", "m1").once

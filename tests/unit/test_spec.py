@@ -9,9 +9,11 @@ from pydantic import BaseModel, ValidationError
 
 from everstep.core.errors import InputError
 from everstep.core.groups import Layout
+from everstep.core.slow.ballot import VotePolicy
 from everstep.core.vocabulary import Mode, Rung
 from everstep.spec.job import JobSpec
 from everstep.spec.load import load_spec
+from everstep.spec.policies import Detection
 
 SPEC = """\
 name: gpt-demo
@@ -76,6 +78,8 @@ def test_defaults(folder: Path) -> None:
     detection = spec.detection
     assert (detection.heartbeat_interval_s, detection.agent_lost_after_s) == (0.5, 3.0)
     assert detection.reconnect_grace_s == 0.3
+    assert detection.votes() == VotePolicy(round_s=10.0, rounds=5, flags=4, ratio=0.04)
+    assert Detection(slow_rounds=0).votes() is None
     assert (spec.ladder.evidence_window_s, spec.ladder.first_step_timeout_s) == (0.2, 600)
     assert (spec.ladder.probation_steps, spec.ladder.probation_s) == (5, 10)
     assert spec.ladder.max_restarts_without_progress == 3
@@ -198,6 +202,10 @@ def test_wrong_fields_name_field_value_and_fix(
         (
             "detection: {reconnect_grace_s: 3}",
             "detection.reconnect_grace_s: 3.0 is not below agent_lost_after_s 3.0",
+        ),
+        (
+            "detection: {slow_flags: 2}",
+            "detection.slow_flags: 2 is no majority of slow_rounds 5. Give 3 to 5",
         ),
         ("environment: {A: 1}", "environment.A: 1 is not text. Write it in quotes"),
         ("environment: {A=B: x}", "environment: 'A=B' cannot name a variable"),
