@@ -43,6 +43,7 @@ class Verdict(StrEnum):
 class Rung(StrEnum):
     """One step of the escalation ladder."""
 
+    UPDATE = "update"
     EVICT = "evict"
     CHECKS = "checks"
     REATTEMPT = "reattempt"

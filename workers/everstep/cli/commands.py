@@ -28,6 +28,8 @@ COMMANDS: Mapping[str, str] = {
     "incident": "incidents:app",
     "approve": "incidents:approve_command",
     "deny": "incidents:deny_command",
+    "hot-update": "hot_update:hot_update_command",
+    "updates": "hot_update:updates_command",
     "classify": "classify:classify_command",
     "stacks": "stacks:stacks_command",
     "analyze-stacks": "analyze_stacks:analyze_command",

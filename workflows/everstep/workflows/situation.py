@@ -21,7 +21,7 @@ from everstep.core.vocabulary import Observer, Outcome, Rung, Symptom
 from everstep.workflows import paging
 from everstep.workflows.chronicle import Chronicle
 from everstep.workflows.inbox import Inbox
-from everstep.workflows.messages import Eviction, IncidentInput, IncidentResult
+from everstep.workflows.messages import Eviction, IncidentInput, IncidentResult, UpdatesMade
 
 T = TypeVar("T")
 
@@ -45,6 +45,7 @@ class Situation:
         self.assignment = given.assignment
         self.pool = list(given.pool)
         self.codes = list(given.codes)
+        self.updates = given.updates
         self.inbox = Inbox(given.alerts)
         self.evictions: list[tuple[float, str]] = []
         self.stopped: list[MachineReport] = []
@@ -205,6 +206,7 @@ class Situation:
             code_proven=running is None or running.proven,
             unavailable=self._unavailable(),
             approved=approved,
+            updates=len(self.updates),
         )
 
     def _unavailable(self) -> dict[Rung, str]:
@@ -216,7 +218,9 @@ class Situation:
                 unavailable[rung] = "the incident is older than this rung"
         return unavailable
 
-    async def tell_job(self, signal: str, value: Assignment | Eviction | IncidentResult) -> None:
+    async def tell_job(
+        self, signal: str, value: Assignment | Eviction | IncidentResult | UpdatesMade
+    ) -> None:
         """Signal the job; a job that is gone needs no telling."""
         job_id = names.job_workflow_id(self.job.spec.name)
         try:
