@@ -52,6 +52,21 @@ class Rung(StrEnum):
     PAGE = "page"
 
 
+class Spent(StrEnum):
+    """What a moment of a job's time was spent on."""
+
+    PRODUCTIVE = "productive"
+    REDONE = "redone"
+    DETECT = "detect"
+    LOCATE = "locate"
+    RESTART = "restart"
+    HELD = "held"
+    UPDATE = "update"
+    # Before the first step, and after the last.
+    START = "start"
+    END = "end"
+
+
 class Mode(StrEnum):
     """How a rung may be performed: by itself, after a person's word, or not at all.
 

@@ -24,6 +24,7 @@ COMMANDS: Mapping[str, str] = {
     "status": "status:status_command",
     "check": "check:check_command",
     "ui": "ui:ui_command",
+    "report": "report:report_command",
     "incidents": "incidents:list_command",
     "incident": "incidents:app",
     "approve": "incidents:approve_command",

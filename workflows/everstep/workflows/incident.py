@@ -107,6 +107,7 @@ class ResolveIncident:
     async def _round(self) -> bool:
         """One round; true when the incident is over, false when another round is needed."""
         now = self._now
+        now.mark_evidence()
         await workflow.sleep(
             timedelta(seconds=now.job.spec.ladder.evidence_window_s),
             summary="let the evidence settle",

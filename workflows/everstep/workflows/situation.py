@@ -17,7 +17,7 @@ from everstep.core import ladder, memory, names
 from everstep.core.model import Alert, Assignment, MachineInfo
 from everstep.core.orders import MachineReport
 from everstep.core.record import Finding, IncidentRecord
-from everstep.core.vocabulary import Observer, Outcome, Rung, Symptom
+from everstep.core.vocabulary import Observer, Outcome, Rung, Spent, Symptom
 from everstep.workflows import paging
 from everstep.workflows.chronicle import Chronicle
 from everstep.workflows.inbox import Inbox
@@ -108,6 +108,13 @@ class Situation:
             first, others = of_ranks[0], len(of_ranks) - 1
             more = f" (and {others} more rank{'s' if others > 1 else ''})" if others else ""
             self.story.tell(f"{first.observer}: {first.detail}{more}", first.at_s)
+
+    def mark_evidence(self) -> None:
+        """A round begins: training has stood still since its first evidence."""
+        since_s = min((alert.at_s for alert in self.inbox.unsettled()), default=None)
+        if since_s is not None:
+            self.story.mark(Spent.DETECT, since_s)
+        self.story.mark(Spent.LOCATE)
 
     def raise_own(self, symptom: Symptom, machine: str | None, detail: str) -> None:
         """Raise an alert that this workflow observed itself: an order that was not carried out."""
