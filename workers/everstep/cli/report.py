@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -12,12 +13,14 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from everstep.activities.archive import load_incidents
+from everstep.cli import status
 from everstep.cli.console import out
 from everstep.cli.find import RunArgument, find_run
+from everstep.cli.incidents import current_records
 from everstep.cli.report_html import page
 from everstep.cli.steps import load_steps
 from everstep.core.errors import InputError
+from everstep.core.record import IncidentRecord
 from everstep.core.report import Report, report
 from everstep.workers.local.folder import RunFolder
 
@@ -44,10 +47,11 @@ def report_command(
 ) -> None:
     """Show where a run's time went, and its incidents by symptom, rung and machine."""
     folder = find_run(run)
-    found = of_run(folder)
+    records = current_records(folder)
+    found = of_run(folder, records)
     if html is not None:
         try:
-            html.write_text(page(found, load_incidents(folder.incidents)))
+            html.write_text(page(found, records))
         except OSError as error:
             raise InputError(f"--html {html}", str(error), "Name a file to write.") from error
         out.print(f"written to {html}")
@@ -61,23 +65,24 @@ def report_command(
         )
 
 
-def of_run(folder: RunFolder) -> Report:
-    """The figures of a run, ended or under way.
+def of_run(folder: RunFolder, records: Sequence[IncidentRecord]) -> Report:
+    """The figures of a run, ended or under way, with these incidents.
 
     Raises:
         InputError: It has not begun to train.
     """
     steps, state = load_steps(folder.steps), folder.read_state()
-    began_s = state.get("started_at_s")
+    began_s = state.get("job_started_at_s")
+    if began_s is None and folder.is_running():
+        began_s = asyncio.run(status.ask(folder)).get("started_at_s")
     if began_s is None:
         raise InputError(str(folder.path), "the job has not been started yet", "Try again later.")
-    ended_s = state.get("finished_at_s")
+    ended_s = state.get("ended_at_s")
     if ended_s is None:
         # A run that was cut off has told nothing since its last step.
         newest_s = max((seen.at_s for seen in steps), default=float(began_s))
         ended_s = time.time() if folder.is_running() else newest_s
-    incidents = load_incidents(folder.incidents)
-    return report(folder.job(), steps, incidents, float(began_s), float(ended_s))
+    return report(folder.job(), steps, records, float(began_s), float(ended_s))
 
 
 def _tables(found: Report) -> Iterable[Table]:

@@ -176,6 +176,7 @@ class RunJob(UpdateDesk):
             noted=tuple(self._state.noted),
             notes=tuple(self._state.notes),
             updates=tuple(self._state.updates),
+            started_at_s=self._state.started_at_s,
         )
 
     # --- The life of a job -----------------------------------------------------------------------

@@ -105,6 +105,7 @@ class JobStatus:
     noted: tuple[Alert, ...] = ()
     notes: tuple[TimelineEntry, ...] = ()
     updates: tuple[Update, ...] = ()
+    started_at_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -363,6 +363,7 @@ class LocalRun:
                 slots=list(slots),
                 standbys=[info.machine for info in status.pool],
                 evicted=list(status.evicted),
+                job_started_at_s=status.started_at_s,
                 notes=[[note.at_s, note.text] for note in status.notes],
                 noted=[
                     {
