@@ -89,13 +89,13 @@ def next_rung(
     Paper: sections 4.1 to 4.3 and Fig. 5. A certain fault of a machine is evicted; an error of user
     code, or a failure of a version that never made a healthy step, is rolled back; what shows no
     culprit is checked, tried again, rolled back, and replayed, in this order. When the same symptom
-    comes back after an eviction or a rollback, trying again is left out. What the ranks said last
-    puts one of these rungs first: a rollback where they accuse the code or its configuration, trying
-    again where they accuse a service, a network outside, or the data. Departs from the
-    paper by the brakes (modes, the share of machines evicted in a window, restarts without
-    progress); by trying again first when somebody ended a rank by a signal; by asking for a person
-    when data fail twice; and by its last rung before a person: a machine at which every failure of
-    the incident pointed goes, unless a replay ran it through without a failure.
+    comes back after an eviction or a rollback, trying again is left out. Departs from the paper by
+    the brakes (modes, the share of machines evicted in a window, restarts without progress); by
+    what ranks said last, which puts a rollback first where it accuses the code or its
+    configuration, and trying again where it accuses a service, a network outside, or the data; by
+    asking for a person when data fail twice; by trying again first when somebody ended a rank by a
+    signal; and by its last rung before a person: a machine at which every failure of the incident
+    pointed goes, unless a replay ran it through without a failure.
 
     Args:
         finding: What the evidence of the newest failure says.
