@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from tests.soak.incidents import soak
+from tests.soak.incidents import soak_side_by_side
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 
-INCIDENTS = 6
+INCIDENTS = 12
 
 
 async def test_random_incidents_end_by_the_rules(temporal_address: str) -> None:
-    climbed = await soak(temporal_address, seed=20, number=INCIDENTS)
+    climbed = await soak_side_by_side(temporal_address, seed=20, number=INCIDENTS)
     assert climbed.total() == INCIDENTS
     assert len(climbed) > 2, "the seed meets but few kinds of incidents"
