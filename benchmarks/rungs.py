@@ -22,21 +22,21 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from tests.fakes.control import Control, controlled
+from tests.fakes.fleet import FakeWorld
+from tests.fakes.servers import dev_server
+
 from benchmarks.results import Result, conclude
 from everstep.core.memory import CodeVersion
 from everstep.core.record import IncidentRecord
 from everstep.core.vocabulary import Outcome, Rung, Verdict
 from everstep.spec.job import JobSpec
-from tests.fakes.control import Control, controlled
-from tests.fakes.fleet import FakeWorld
-from tests.fakes.servers import dev_server
 
 MACHINES = 4
-INCIDENTS = 4
+INCIDENTS = 20
 GOAL_S = 0.3
 TESTS = (Rung.CHECKS, Rung.REPLAY)
 WALK = (Rung.CHECKS, Rung.REATTEMPT, Rung.ROLLBACK, Rung.REPLAY, Rung.EVICT)
-PATIENCE_S = 60.0
 
 SPEC = JobSpec.model_validate(
     {
@@ -62,10 +62,15 @@ async def incident(control: Control, number: int, attempt: int) -> IncidentRecor
     control.world.machines[culprit].replays = Verdict.FAULTY
     for restart in range(3):
         await control.nan(attempt + restart)
-        await archived(control, number, trains(attempt + restart + 1))
+        await control.until_archived(trains(attempt + restart + 1), number)
     await control.world.advance(attempt + 3, number * 100)
-    await archived(control, number, lambda record: record.outcome is Outcome.RECOVERED)
+    await control.until_archived(closed, number)
     return control.archive.records[number]
+
+
+def closed(record: IncidentRecord) -> bool:
+    """Whether an incident is over."""
+    return record.outcome is Outcome.RECOVERED
 
 
 def trains(attempt: int) -> Callable[[IncidentRecord], bool]:
@@ -75,9 +80,7 @@ def trains(attempt: int) -> Callable[[IncidentRecord], bool]:
 
 async def archived(control: Control, number: int, holds: Callable[[IncidentRecord], bool]) -> None:
     """Wait until the record says so, without a question that would be work for the workflow."""
-    async with asyncio.timeout(PATIENCE_S):
-        while not (number in control.archive.records and holds(control.archive.records[number])):
-            await asyncio.sleep(0.01)
+    await control.until_archived(holds, number)
 
 
 def durations(record: IncidentRecord) -> Iterator[tuple[Rung, float]]:
@@ -119,9 +122,11 @@ def main() -> int:
     # That a wait for a step is cancelled is part of every incident.
     for name in ("temporalio.activity", "temporalio.worker._activity"):
         logging.getLogger(name).setLevel(logging.ERROR)
-    with tempfile.TemporaryDirectory(prefix="everstep-benchmark-") as folder:
-        with dev_server(Path(folder)) as address:
-            found = asyncio.run(measure(address))
+    with (
+        tempfile.TemporaryDirectory(prefix="everstep-benchmark-") as folder,
+        dev_server(Path(folder)) as address,
+    ):
+        found = asyncio.run(measure(address))
     results: list[Result] = []
     for rung, values in found.items():
         median_s, p90_s = statistics.median(values), statistics.quantiles(values, n=10)[-1]

@@ -146,7 +146,7 @@ def test_silent_corruption_is_found_by_the_bitwise_test(
 def test_corruption_that_no_check_sees_is_found_by_replay(
     tmp_path: Path, expected: dict[int, str]
 ) -> None:
-    """Section 4.3, all of it: checks pass, reattempt and rollback fail, replay finds the machine."""
+    """Section 4.3, all of it: checks pass, reattempt and rollback fail, replay names the one."""
     before = tmp_path / "before"
     shutil.copytree(EXAMPLE, before)
     (before / "CHANGES").write_text("an older version of the same\n")

@@ -111,17 +111,15 @@ class _Replay:
 
     async def _one(self, info: MachineInfo, order: ReplayOrder) -> ReplayReport:
         """One machine's report; no answer is an answer that tells nothing."""
+        config = options.check(order.deadline_s).config(
+            f"replay on {', '.join(one.machine for one in order.machines)}",
+            names.machine_queue(self._now.job.spec.name, info.machine),
+        )
+        # The next trial needs the machine.
+        wait = workflow.ActivityCancellationType.WAIT_CANCELLATION_COMPLETED
+        config["cancellation_type"] = wait
         try:
-            return await workflow.execute_activity_method(
-                CheckPort.replay,
-                order,
-                # The next trial needs the machine.
-                cancellation_type=workflow.ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
-                **options.check(order.deadline_s).config(
-                    f"replay on {', '.join(one.machine for one in order.machines)}",
-                    names.machine_queue(self._now.job.spec.name, info.machine),
-                ),
-            )
+            return await workflow.execute_activity_method(CheckPort.replay, order, **config)
         except ActivityError as error:
             why = restart.why(error)
             return ReplayReport(info.machine, Verdict.UNOBSERVABLE, f"no answer: {why}")
