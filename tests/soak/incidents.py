@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections import Counter
 from dataclasses import dataclass, field
+from datetime import timedelta
 from enum import Enum
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from everstep.core.memory import CodeVersion
 from everstep.core.record import IncidentRecord
 from everstep.core.vocabulary import Check, ClimbOutcome, Outcome, Rung, Verdict
 from everstep.spec.job import JobSpec
+from everstep.workflows import options
 from everstep.workflows.incident import ResolveIncident
 from everstep.workflows.messages import Approval
 from tests.fakes.control import Control, controlled
@@ -259,6 +261,9 @@ async def _lose_controllers(control: Control, seed: int, over: asyncio.Event) ->
 
 async def soak_side_by_side(address: str, seed: int, number: int) -> Counter[str]:
     """Let jobs meet this many incidents together, each job with a seed of its own."""
+    # All workers are one process here. Where others starve it, a task would be given up after two
+    # seconds, begun anew, and given up again.
+    options.WORKFLOW_TASK_TIMEOUT = timedelta(seconds=30)
     outcomes, at_once = Counter[str](), asyncio.Semaphore(JOBS_AT_ONCE)
     size = min(JOB_INCIDENTS, -(-number // JOBS_AT_ONCE))
 

@@ -75,6 +75,7 @@ _KINDS = (
         "words that accuse the data",
         replace(
             _finding(Symptom.CODE_DATA_ADJUSTMENT),
+            ranks=(0,),
             first_action=Action.FIX_DATA.value,
             confidence=_SURE,
         ),
