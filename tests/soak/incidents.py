@@ -127,7 +127,8 @@ class Soak:
                 await self.control.world.advance(attempt, self.step)
             record = await self._next(number, attempt)
         await self.control.until_phase("training")
-        self._hold_to_the_rules(record, trouble)
+        hold_to_the_rules(record, trouble)
+        self.outcomes[" > ".join(climb.rung for climb in record.climbs)] += 1
         for machine in self.control.world.machines.values():
             machine.mend()
         return record
@@ -199,19 +200,25 @@ class Soak:
             await self.control.incident(record.incident).signal(ResolveIncident.approve, word)
         await self.control.until(lambda r: r.missing != record.missing, record.incident)
 
-    def _hold_to_the_rules(self, record: IncidentRecord, trouble: Trouble) -> None:
-        told = f"{trouble} {record}"
-        assert {*record.evicted} <= {*trouble.guilty}, told
-        assert len(record.evicted) == len({*record.evicted}), told
-        once = [climb.rung for climb in record.climbs if climb.rung is not Rung.EVICT]
-        assert len(once) == len({*once}), told
-        for climb in record.climbs:
-            if climb.outcome in (ClimbOutcome.PASSED, ClimbOutcome.COULD_NOT_TELL):
-                assert climb.machines == (), told
-        if trouble.wrong is Wrong.MACHINE and trouble.seen is not Seen.NOWHERE:
-            visible = trouble.seen is not Seen.BITWISE or not trouble.points
-            assert record.evicted == trouble.guilty or not visible or trouble.mended, told
-        self.outcomes[" > ".join(climb.rung for climb in record.climbs)] += 1
+
+def hold_to_the_rules(record: IncidentRecord, trouble: Trouble) -> None:
+    """What is true of every incident that is over.
+
+    Raises:
+        AssertionError: It is not of this one.
+    """
+    told = f"{trouble} {record}"
+    assert record.outcome is Outcome.RECOVERED, told
+    assert {*record.evicted} <= {*trouble.guilty}, told
+    assert len(record.evicted) == len({*record.evicted}), told
+    once = [climb.rung for climb in record.climbs if climb.rung is not Rung.EVICT]
+    assert len(once) == len({*once}), told
+    for climb in record.climbs:
+        if climb.outcome in (ClimbOutcome.PASSED, ClimbOutcome.COULD_NOT_TELL):
+            assert climb.machines == (), told
+    if trouble.wrong is Wrong.MACHINE and trouble.seen is not Seen.NOWHERE:
+        visible = trouble.seen is not Seen.BITWISE or not trouble.points
+        assert record.evicted == trouble.guilty or not visible or trouble.mended, told
 
 
 async def soak(address: str, seed: int, number: int, kills: bool = False) -> Counter[str]:
