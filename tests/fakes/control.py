@@ -9,6 +9,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
+from datetime import timedelta
 
 from temporalio import activity
 from temporalio.client import Client, WorkflowHandle
@@ -37,7 +38,10 @@ from everstep.workflows.messages import (
 from everstep.workflows.ports import ArchivePort, ClusterPort
 from tests.fakes.fleet import Effect, FakeMachine, FakeWorld
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
+
+NO_ANSWER = timedelta(seconds=5)
+"""A question that reaches a worker just as it ends is never answered."""
 
 MOST_INCIDENTS = 4
 """More than any test opens."""
@@ -62,6 +66,31 @@ class MemoryArchive(ArchivePort):
         self.records[record.incident] = record
 
 
+class Replaceable:
+    """A worker that may be given up at any moment for another, which knows nothing of its work.
+
+    Args:
+        make: Makes one.
+    """
+
+    def __init__(self, make: Callable[[], Worker]) -> None:
+        self._make = make
+        self._worker = make()
+
+    async def replace(self) -> None:
+        """Give it up without grace: activities are cut off, all workflows are read anew."""
+        await self._worker.__aexit__(None, None, None)
+        self._worker = self._make()
+        await self._worker.__aenter__()
+
+    async def __aenter__(self) -> Replaceable:
+        await self._worker.__aenter__()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._worker.__aexit__(None, None, None)
+
+
 @dataclass
 class Control:
     """Handles that a test works with."""
@@ -72,7 +101,9 @@ class Control:
     archive: MemoryArchive
     handle: WorkflowHandle[RunJob, JobResult]
     workers: contextlib.AsyncExitStack
+    controllers: Replaceable
     look_every_s: float = 0.02
+    patience_s: float = PATIENCE_S
     agents: dict[str, Worker] = field(default_factory=dict[str, Worker])
 
     async def join(self, name: str) -> FakeMachine:
@@ -118,13 +149,22 @@ class Control:
         for name in status.assignment.machine_names():
             finished = RanksFinished(name, status.assignment.attempt, 0.0)
             await self.handle.signal(RunJob.ranks_finished, finished)
-        return await asyncio.wait_for(self.handle.result(), PATIENCE_S)
+        return await asyncio.wait_for(self.handle.result(), self.patience_s)
 
     async def status(self) -> JobStatus:
-        return await self.handle.query(RunJob.status)
+        """How the job stands; a controller may be away for a moment."""
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + self.patience_s
+        while True:
+            try:
+                return await self.handle.query(RunJob.status, rpc_timeout=NO_ANSWER)
+            except RPCError:
+                if loop.time() > deadline_s:
+                    raise
+                await asyncio.sleep(self.look_every_s)
 
     async def record(self, incident: int = 1) -> IncidentRecord:
-        return await self.incident(incident).query(ResolveIncident.record)
+        return await self.incident(incident).query(ResolveIncident.record, rpc_timeout=NO_ANSWER)
 
     def incident(self, incident: int = 1) -> WorkflowHandle[ResolveIncident, object]:
         identifier = names.incident_workflow_id(self.spec.name, incident)
@@ -132,12 +172,12 @@ class Control:
 
     async def training(self, attempt: int) -> None:
         """Wait until an attempt has made its first step and no recovery is under way."""
-        await asyncio.wait_for(self.world.wait_for_step(attempt, 1), PATIENCE_S)
+        await asyncio.wait_for(self.world.wait_for_step(attempt, 1), self.patience_s)
 
     async def until_started(self, attempt: int) -> None:
         """Wait until all machines of an attempt have started their ranks."""
         loop = asyncio.get_running_loop()
-        deadline_s = loop.time() + PATIENCE_S
+        deadline_s = loop.time() + self.patience_s
         while sum(1 for _, a in self.world.done("start") if a == attempt) < self.spec.machines:
             if loop.time() > deadline_s:
                 raise AssertionError(f"attempt {attempt} never started: {self.world.effects}")
@@ -146,15 +186,29 @@ class Control:
     async def until_phase(self, phase: str) -> None:
         """Wait until the job says that it is in this phase."""
         loop = asyncio.get_running_loop()
-        deadline_s = loop.time() + PATIENCE_S
+        deadline_s = loop.time() + self.patience_s
         while (seen := (await self.status()).phase) != phase:
             assert loop.time() < deadline_s, f"{phase} never came: {seen}"
             await asyncio.sleep(0.02)
 
+    async def until_archived(self, holds: Callable[[IncidentRecord], bool], incident: int) -> None:
+        """Wait for a record as it is archived: when the job trains, is held, and at the end.
+
+        Unlike a query, it is no work for the workflow.
+        """
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + self.patience_s
+        while True:
+            record = self.archive.records.get(incident)
+            if record is not None and holds(record):
+                return
+            assert loop.time() < deadline_s, f"never came true; last seen: {record}"
+            await asyncio.sleep(0.01)
+
     async def until(self, holds: Callable[[IncidentRecord], bool], incident: int = 1) -> None:
         """Wait until an incident's record satisfies a condition."""
         loop = asyncio.get_running_loop()
-        deadline_s = loop.time() + PATIENCE_S
+        deadline_s = loop.time() + self.patience_s
         seen: object = "no incident"
         while loop.time() < deadline_s:
             # On a starved host a workflow task may time out; it is done again, and then it answers.
@@ -179,31 +233,36 @@ async def controlled(
 ) -> AsyncGenerator[Control]:
     """A job of its own on the server, with a controller and an analyzer, and no machine yet."""
     client = await Client.connect(address, data_converter=pydantic_data_converter)
-    queue_suffix = uuid.uuid4().hex[:8]
-    spec = spec.model_copy(update={"name": f"{spec.name}-{queue_suffix}"})
+    suffix = uuid.uuid4().hex[:8]
+    spec = spec.model_copy(update={"name": f"{spec.name}-{suffix}"})
+    # A queue of its own: no other test's controller takes what belongs into this archive.
+    queue = f"{names.CONTROLLER_QUEUE}.{suffix}"
     archive = MemoryArchive()
     cluster = FakeCluster(world)
-    async with contextlib.AsyncExitStack() as workers:
-        controller = Worker(
+
+    def controller() -> Worker:
+        return Worker(
             client,
-            task_queue=names.CONTROLLER_QUEUE,
+            task_queue=queue,
             workflows=runtime.WORKFLOWS,
             activities=[cluster.evict, archive.save_incident, Webhook(os.environ).page],
             workflow_runner=runtime.workflow_runner(),
             workflow_failure_exception_types=list(runtime.WORKFLOW_FAILURE_TYPES),
+            sticky_queue_schedule_to_start_timeout=runtime.STICKY_TIMEOUT,
         )
-        await workers.enter_async_context(controller)
+
+    async with Replaceable(controller) as controllers, contextlib.AsyncExitStack() as workers:
         await workers.enter_async_context(registry.analyzer(client, spec.name, world))
         job = JobInput(spec, "v1", "/code/v1", from_scratch, earlier_code, max_events)
         handle = await client.start_workflow(
             RunJob.run,
             args=[job, None],
             id=names.job_workflow_id(spec.name),
-            task_queue=names.CONTROLLER_QUEUE,
+            task_queue=queue,
             task_timeout=options.WORKFLOW_TASK_TIMEOUT,
             search_attributes=story.job_attributes(spec.name),
         )
-        control = Control(client, spec, world, archive, handle, workers)
+        control = Control(client, spec, world, archive, handle, workers, controllers)
         try:
             yield control
         finally:

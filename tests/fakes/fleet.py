@@ -101,6 +101,8 @@ class FakeMachine:
         """What its bitwise digest is made of."""
         self.replays = Verdict.HEALTHY
         """What it says of each trial that it takes part in."""
+        self.fails_alone = False
+        """Whether those that replay with it wait for it for ever."""
         self.bad_links: set[str] = set()
         """Machines to which its links are bad."""
         self._checked: dict[CheckOrder, CheckResult] = {}
@@ -203,6 +205,9 @@ class FakeMachine:
     async def replay(self, order: ReplayOrder) -> ReplayReport:
         self._refuse_stale(order.attempt)
         self.world.effects.append(Effect("replay", self.name, order.attempt))
+        others = [self.world.machines[info.machine] for info in order.machines]
+        if self.replays is Verdict.HEALTHY and any(other.fails_alone for other in others):
+            await asyncio.Event().wait()
         return ReplayReport(self.name, self.replays, f"replay: {self.replays}")
 
     async def _train_when_complete(self, order: StartOrder) -> None:

@@ -3,12 +3,14 @@
 One job on fake machines meets one incident after the other. In each, something is wrong (nothing
 that lasts, a machine, a link, the code), some tests see it and some do not, some cannot tell, and
 the failure comes back for as long as the culprit takes part. A person lets go on what is held, and
-mends what nobody found.
+mends what nobody found. Several jobs run side by side, and every second one loses its controller
+at random moments for another that knows nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 import sys
@@ -16,6 +18,7 @@ import tempfile
 import time
 from collections import Counter
 from dataclasses import dataclass, field
+from datetime import timedelta
 from enum import Enum
 from pathlib import Path
 
@@ -23,6 +26,7 @@ from everstep.core.memory import CodeVersion
 from everstep.core.record import IncidentRecord
 from everstep.core.vocabulary import Check, ClimbOutcome, Outcome, Rung, Verdict
 from everstep.spec.job import JobSpec
+from everstep.workflows import options
 from everstep.workflows.incident import ResolveIncident
 from everstep.workflows.messages import Approval
 from tests.fakes.control import Control, controlled
@@ -123,7 +127,8 @@ class Soak:
                 await self.control.world.advance(attempt, self.step)
             record = await self._next(number, attempt)
         await self.control.until_phase("training")
-        self._hold_to_the_rules(record, trouble)
+        hold_to_the_rules(record, trouble)
+        self.outcomes[" > ".join(climb.rung for climb in record.climbs)] += 1
         for machine in self.control.world.machines.values():
             machine.mend()
         return record
@@ -135,8 +140,8 @@ class Soak:
             trains = record.first_step_at_s is not None and record.attempt_after > after
             return record.outcome is not Outcome.OPEN or trains
 
-        await self.control.until(moved, number)
-        return await self.control.record(number)
+        await self.control.until_archived(moved, number)
+        return self.control.archive.records[number]
 
     async def _trouble(self) -> Trouble:
         slots = await self._slots()
@@ -195,42 +200,100 @@ class Soak:
             await self.control.incident(record.incident).signal(ResolveIncident.approve, word)
         await self.control.until(lambda r: r.missing != record.missing, record.incident)
 
-    def _hold_to_the_rules(self, record: IncidentRecord, trouble: Trouble) -> None:
-        told = f"{trouble} {record}"
-        assert {*record.evicted} <= {*trouble.guilty}, told
-        assert len(record.evicted) == len({*record.evicted}), told
-        once = [climb.rung for climb in record.climbs if climb.rung is not Rung.EVICT]
-        assert len(once) == len({*once}), told
-        for climb in record.climbs:
-            if climb.outcome in (ClimbOutcome.PASSED, ClimbOutcome.COULD_NOT_TELL):
-                assert climb.machines == (), told
-        if trouble.wrong is Wrong.MACHINE and trouble.seen is not Seen.NOWHERE:
-            visible = trouble.seen is not Seen.BITWISE or not trouble.points
-            assert record.evicted == trouble.guilty or not visible or trouble.mended, told
-        self.outcomes[" > ".join(climb.rung for climb in record.climbs)] += 1
+
+def hold_to_the_rules(record: IncidentRecord, trouble: Trouble) -> None:
+    """What is true of every incident that is over.
+
+    Raises:
+        AssertionError: It is not of this one.
+    """
+    told = f"{trouble} {record}"
+    assert record.outcome is Outcome.RECOVERED, told
+    assert {*record.evicted} <= {*trouble.guilty}, told
+    assert len(record.evicted) == len({*record.evicted}), told
+    once = [climb.rung for climb in record.climbs if climb.rung is not Rung.EVICT]
+    assert len(once) == len({*once}), told
+    for climb in record.climbs:
+        if climb.outcome in (ClimbOutcome.PASSED, ClimbOutcome.COULD_NOT_TELL):
+            assert climb.machines == (), told
+    if trouble.wrong is Wrong.MACHINE and trouble.seen is not Seen.NOWHERE:
+        visible = trouble.seen is not Seen.BITWISE or not trouble.points
+        assert record.evicted == trouble.guilty or not visible or trouble.mended, told
 
 
-async def soak(address: str, seed: int, number: int) -> Counter[str]:
-    """Let a job meet this many incidents; how often which rungs were climbed."""
+async def soak(address: str, seed: int, number: int, kills: bool = False) -> Counter[str]:
+    """Let a job meet this many incidents; how often which rungs were climbed.
+
+    Args:
+        address: A server's.
+        seed: Of all that happens, but for when a controller is lost.
+        number: How many incidents.
+        kills: Whether its controller is lost now and then.
+    """
     chance = random.Random(seed)  # noqa: S311 - chance that can be had again, no secret
     earlier = tuple(CodeVersion(f"v0-{i}", f"/code/{i}", proven=True) for i in range(40))
     world = FakeWorld(RANKS)
     async with controlled(address, SPEC, world, earlier, most_incidents=number) as control:
         control.look_every_s = 0.1  # each look is work for the workflows, too
+        control.patience_s = PATIENCE_S
         job = Soak(control, chance)
         await job.begin()
-        for incident in range(1, number + 1):
-            try:
-                await job.meet(incident)
-            except AssertionError as error:
-                raise AssertionError(f"seed {seed}, incident {incident}: {error}") from error
+        over = asyncio.Event()
+        losing = asyncio.create_task(_lose_controllers(control, seed, over))
+        if not kills:
+            over.set()
+        try:
+            for incident in range(1, number + 1):
+                try:
+                    await job.meet(incident)
+                except AssertionError as error:
+                    told = f"seed {seed}, incident {incident}: {error}"
+                    raise AssertionError(told) from error
+        finally:
+            over.set()
+            await losing
         result = await control.finish()
     assert result.incidents == number
     return job.outcomes
 
 
+async def _lose_controllers(control: Control, seed: int, over: asyncio.Event) -> None:
+    chance = random.Random(-seed)  # noqa: S311 - no secret
+    while not over.is_set():
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(over.wait(), chance.uniform(*BETWEEN_KILLS_S))
+            return
+        await control.controllers.replace()
+
+
+async def soak_side_by_side(address: str, seed: int, number: int) -> Counter[str]:
+    """Let jobs meet this many incidents together, each job with a seed of its own."""
+    # All workers are one process here. Where others starve it, a task would be given up after two
+    # seconds, begun anew, and given up again.
+    options.WORKFLOW_TASK_TIMEOUT = timedelta(seconds=30)
+    outcomes, at_once = Counter[str](), asyncio.Semaphore(JOBS_AT_ONCE)
+    size = min(JOB_INCIDENTS, -(-number // JOBS_AT_ONCE))
+
+    async def one(begin: int) -> None:
+        async with at_once:
+            kills = begin // size % 2 == 1
+            outcomes.update(await soak(address, seed + begin, min(size, number - begin), kills))
+
+    async with asyncio.TaskGroup() as jobs:
+        for begin in range(0, number, size):
+            jobs.create_task(one(begin))
+    return outcomes
+
+
+PATIENCE_S = 60.0
+"""For the slowest step of an incident on a machine with other work."""
+
+BETWEEN_KILLS_S = (0.5, 5.0)
+
+JOBS_AT_ONCE = 4
+"""A job waits for the server most of the time; more than this only wait for the processor."""
+
 JOB_INCIDENTS = 25
-"""Incidents of one job; each job has a seed of its own."""
 
 
 def main(number: int, seed: int) -> None:
@@ -239,11 +302,10 @@ def main(number: int, seed: int) -> None:
     # That a wait for a step was cancelled is part of every incident.
     for name in ("temporalio.activity", "temporalio.worker._activity"):
         logging.getLogger(name).setLevel(logging.ERROR)
-    began_s, outcomes = time.monotonic(), Counter[str]()
+    began_s = time.monotonic()
     with tempfile.TemporaryDirectory() as folder, dev_server(Path(folder)) as address:
-        for done in range(0, number, JOB_INCIDENTS):
-            outcomes += asyncio.run(soak(address, seed + done, min(JOB_INCIDENTS, number - done)))
-            print(f"{done + JOB_INCIDENTS} incidents, {time.monotonic() - began_s:.0f} s")  # noqa: T201
+        outcomes = asyncio.run(soak_side_by_side(address, seed, number))
+    print(f"{number} incidents, {time.monotonic() - began_s:.0f} s")  # noqa: T201
     for rungs, times in outcomes.most_common():
         print(f"{times:6d}  {rungs}")  # noqa: T201
 

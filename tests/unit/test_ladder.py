@@ -2,13 +2,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+import pytest
 from hypothesis import given, settings, strategies as st
 
-from everstep.core.evidence import same_failure
+from everstep.core.classify.names import Action
+from everstep.core.evidence import classify, same_failure
 from everstep.core.ladder import Decision, Policy, Standing, next_rung
 from everstep.core.ladder_table import ladder_rows
+from everstep.core.model import Alert, RankExit
 from everstep.core.record import Climb, Finding
-from everstep.core.vocabulary import ClimbOutcome, Mode, Rung, Symptom
+from everstep.core.vocabulary import ClimbOutcome, Mode, Observer, Rung, Symptom
 
 EVICT, CHECKS, REATTEMPT = Rung.EVICT, Rung.CHECKS, Rung.REATTEMPT
 ROLLBACK, REPLAY, PAGE = Rung.ROLLBACK, Rung.REPLAY, Rung.PAGE
@@ -158,6 +161,78 @@ def test_untold_checks_are_not_called_passed() -> None:
     assert "could not" in decision.reason
 
 
+SAID = {
+    "GPU": "RuntimeError: CUDA error: uncorrectable ECC error encountered",
+    "kernel": "RuntimeError: CUDA error: unspecified launch failure",
+    "NCCL": "ncclSystemError: System call or external library call failed or device error.",
+    "assert": "CUDA error: device-side assert triggered",
+    "memory": "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
+    "address": "RuntimeError: CUDA error: an illegal memory access was encountered",
+    "mistake": "TypeError: unsupported operand type(s) for +: 'NoneType' and 'Tensor'",
+    "disk": "OSError: [Errno 28] No space left on device: '/ckpt/7'",
+    "storage": "OSError: [Errno 116] Stale file handle: '/mnt/ckpt/step-7'",
+    "image": "OSError: image file is truncated (13 bytes not processed)",
+}
+
+
+@pytest.mark.parametrize(
+    ("said", "rungs"),
+    [
+        ("GPU", [EVICT, CHECKS, ROLLBACK, REPLAY]),
+        ("kernel", [CHECKS, REATTEMPT, ROLLBACK, REPLAY]),
+        ("NCCL", [CHECKS, REATTEMPT, ROLLBACK, REPLAY]),
+        ("assert", [ROLLBACK, CHECKS, REPLAY]),
+        ("memory", [ROLLBACK, CHECKS, REPLAY]),
+        # As often a mistake of the code as not: what costs nobody a version comes first.
+        ("address", [CHECKS, REATTEMPT, ROLLBACK, REPLAY]),
+        ("mistake", [ROLLBACK, CHECKS, REPLAY]),
+        ("disk", [REATTEMPT, CHECKS, ROLLBACK, REPLAY]),
+        ("storage", [REATTEMPT, CHECKS, ROLLBACK, REPLAY]),
+        ("image", [REATTEMPT]),
+    ],
+    ids=[*SAID],
+)
+def test_what_a_rank_said_last_chooses_the_first_rung(said: str, rungs: list[Rung]) -> None:
+    lines = ("Traceback (most recent call last):", SAID[said])
+    ended = RankExit(3, "m1", 1, 1, None, 10.0, 7, lines)
+    alert = Alert(Observer.AGENT, CRASH, 10.0, "rank 3 ended", 1, "m1", 3, ended)
+    failure = classify([alert], [ended], [])
+    assert Incident().all(failure) == [*rungs, PAGE], failure
+
+
+def advising(action: Action, confidence: float = 0.8) -> Finding:
+    return replace(finding(), first_action=action.value, confidence=confidence)
+
+
+def test_advice_that_is_as_likely_wrong_is_not_followed() -> None:
+    for action in (Action.ROLLBACK, Action.RETRY, Action.FIX_DATA):
+        assert next_rung(advising(action), [], POLICY, STANDING).rung is not CHECKS
+        assert next_rung(advising(action, 0.5), [], POLICY, STANDING).rung is CHECKS
+
+
+def test_advice_of_a_rollback_without_an_earlier_version_still_looks_at_machines() -> None:
+    nowhere = Incident(standing=Standing(unavailable={ROLLBACK: "no earlier version"}))
+    assert nowhere.all(advising(Action.ROLLBACK)) == [CHECKS, REATTEMPT, REPLAY, PAGE]
+
+
+def test_what_checks_name_goes_though_the_code_was_accused_first() -> None:
+    incident = Incident({CHECKS: (ClimbOutcome.FOUND, ("m5",))})
+    assert incident.all(advising(Action.ROLLBACK)) == [ROLLBACK, CHECKS, EVICT, REPLAY, PAGE]
+
+
+def test_data_that_fail_twice_ask_for_a_person_and_then_machines_are_looked_at() -> None:
+    incident = Incident()
+    data = advising(Action.FIX_DATA)
+    assert incident.again(data).rung is REATTEMPT
+    asked = incident.again(data)
+    assert (asked.rung, asked.mode) == (PAGE, Mode.APPROVE)
+    assert "mended" in asked.reason
+    incident.standing = Standing(approved=True)
+    assert incident.again(data).mode is Mode.AUTOMATIC
+    incident.standing = STANDING
+    assert incident.again(data).rung is CHECKS
+
+
 def test_budget_turns_an_eviction_into_a_question() -> None:
     full = Standing(evicted_in_window=4)
     certain = finding(("m3",), confident=True)
@@ -221,11 +296,20 @@ def test_a_persons_wish_is_made_as_often_as_it_is_uttered_and_no_machine_pays() 
     assert failed.rung is ROLLBACK
 
 
+def advised_finding(
+    machines: list[str], confident: bool, symptom: Symptom, action: str, confidence: float
+) -> Finding:
+    found = finding(tuple(sorted(machines)), confident, symptom)
+    return replace(found, first_action=action, confidence=confidence)
+
+
 FINDINGS = st.builds(
-    finding,
-    st.lists(st.sampled_from(MACHINES), max_size=3, unique=True).map(lambda m: tuple(sorted(m))),
+    advised_finding,
+    st.lists(st.sampled_from(MACHINES), max_size=3, unique=True),
     st.booleans(),
     st.sampled_from([*Symptom]),
+    st.sampled_from(["", *Action]),
+    st.floats(0.0, 1.0),
 )
 OUTCOMES = st.sampled_from(
     [ClimbOutcome.PASSED, ClimbOutcome.COULD_NOT_TELL, ClimbOutcome.FOUND]

@@ -74,6 +74,8 @@ async def test_nan_that_no_check_sees_walks_the_whole_ladder(temporal_address: s
     async with controlled(temporal_address, spec, world, earlier) as control:
         await assemble(control)
         world.machines["m1"].replays = Verdict.FAULTY
+        # Its peers in a trial would wait for it until the deadline, which is half an hour.
+        world.machines["m1"].fails_alone = True
         await nan(control)
         await nan_again(control, 2)
         await nan_again(control, 3)

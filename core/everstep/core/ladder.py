@@ -13,8 +13,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from everstep.core.classify.names import Action
 from everstep.core.record import Climb, Finding
 from everstep.core.vocabulary import ClimbOutcome, Mode, Rung, Symptom
+
+FOLLOWED_ABOVE = 0.5
+"""What ranks said last chooses the first rung where a careful reader of it would be right more
+often than not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +94,11 @@ def next_rung(
     culprit is checked, tried again, rolled back, and replayed, in this order. When the same symptom
     comes back after an eviction or a rollback, trying again is left out. Departs from the paper by
     the brakes (modes, the share of machines evicted in a window, restarts without progress); by
-    trying again first when somebody ended a rank by a signal; and by its last rung before a person:
-    a machine at which every failure of the incident pointed goes, unless a replay ran it through
-    without a failure.
+    what ranks said last, which puts a rollback first where it accuses the code or its
+    configuration, and trying again where it accuses a service, a network outside, or the data; by
+    asking for a person when data fail twice; by trying again first when somebody ended a rank by a
+    signal; and by its last rung before a person: a machine at which every failure of the incident
+    pointed goes, unless a replay ran it through without a failure.
 
     Args:
         finding: What the evidence of the newest failure says.
@@ -104,6 +111,9 @@ def next_rung(
         reason = f"{stuck} restarts brought no new step: {finding.reason}"
         return Decision(Rung.PAGE, (), reason, Mode.APPROVE)
     case = _Case(finding, climbed, standing)
+    if case.data_accused_again:
+        mode = Mode.AUTOMATIC if standing.approved else Mode.APPROVE
+        return Decision(Rung.PAGE, (), f"the data have to be mended: {finding.reason}", mode)
     for rung, rule in _RULES:
         decision = None if case.closed(rung) else rule(case)
         if decision is not None:
@@ -163,6 +173,22 @@ class _Case:
         """What a rung brought, or None if it has not been climbed."""
         return next((climb.outcome for climb in self.climbed if climb.rung is rung), None)
 
+    def advised(self, action: Action) -> bool:
+        """Whether what the ranks said last asks for this first, and is worth following."""
+        finding = self.finding
+        return finding.first_action == action and finding.confidence > FOLLOWED_ABOVE
+
+    @property
+    def tried_again(self) -> bool:
+        """Whether the job has been started again since this failure came first."""
+        return any(climb.symptom in (None, self.finding.symptom) for climb in self.restarts)
+
+    @property
+    def data_accused_again(self) -> bool:
+        """Whether the data failed before and after a restart, and no person has said go on yet."""
+        accused = self.advised(Action.FIX_DATA) and self.tried_again
+        return accused and self.outcome(Rung.PAGE) is None
+
     @property
     def code_alone(self) -> bool:
         """Whether code is to blame, and has not been cleared by failing in an older version too."""
@@ -210,6 +236,9 @@ def _refused_again(case: _Case) -> Decision | None:
 def _code_accused(case: _Case) -> Decision | None:
     if case.finding.symptom is Symptom.CODE_ERROR:
         return Decision(Rung.ROLLBACK, (), f"an error of the code: {case.finding.reason}")
+    if case.advised(Action.ROLLBACK):
+        reason = f"the code or its configuration is accused: {case.finding.reason}"
+        return Decision(Rung.ROLLBACK, (), reason)
     if not case.standing.code_proven:
         reason = f"this code version never made a healthy step: {case.finding.reason}"
         return Decision(Rung.ROLLBACK, (), reason)
@@ -223,6 +252,13 @@ def _killed(case: _Case) -> Decision | None:
     return Decision(Rung.REATTEMPT, (), f"ended from outside, by no crash: {case.finding.reason}")
 
 
+def _passing(case: _Case) -> Decision | None:
+    """What no machine of the job did: storage, a service, a network, data that were read wrong."""
+    if case.tried_again or not (case.advised(Action.RETRY) or case.advised(Action.FIX_DATA)):
+        return None
+    return Decision(Rung.REATTEMPT, (), f"it may pass by itself: {case.finding.reason}")
+
+
 def _checks(case: _Case) -> Decision | None:
     if case.code_alone:
         return None
@@ -230,7 +266,7 @@ def _checks(case: _Case) -> Decision | None:
 
 
 def _reattempt(case: _Case) -> Decision | None:
-    if any(climb.symptom in (None, case.finding.symptom) for climb in case.restarts):
+    if case.tried_again:
         return None
     checked = {
         ClimbOutcome.PASSED: "all checks passed, so it may have been transient",
@@ -271,6 +307,7 @@ _RULES: tuple[tuple[Rung, Callable[[_Case], Decision | None]], ...] = (
     (Rung.EVICT, _refused_again),
     (Rung.ROLLBACK, _code_accused),
     (Rung.REATTEMPT, _killed),
+    (Rung.REATTEMPT, _passing),
     (Rung.CHECKS, _checks),
     (Rung.REATTEMPT, _reattempt),
     (Rung.ROLLBACK, _rollback),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from everstep.core.classify.names import Action
 from everstep.core.ladder import Decision, Policy, Standing, next_rung
 from everstep.core.record import Climb, Finding
 from everstep.core.vocabulary import ClimbOutcome, Mode, Rung, Symptom
@@ -36,6 +37,10 @@ class _Kind:
     then: Finding | None = None
 
 
+_SURE = 0.8
+"""Enough for what ranks said to be followed."""
+
+
 def _finding(symptom: Symptom, machines: tuple[str, ...] = (), confident: bool = False) -> Finding:
     return Finding(symptom, machines, (), confident, symptom.value)
 
@@ -55,6 +60,25 @@ _KINDS = (
     _Kind(
         "a rank ended by a signal that others send",
         replace(_finding(Symptom.PROCESS_CRASH), killed=True),
+    ),
+    _Kind(
+        "words that accuse the code or its configuration, in the middle of a run",
+        replace(_finding(Symptom.CUDA_ERROR), first_action=Action.ROLLBACK.value, confidence=_SURE),
+    ),
+    _Kind(
+        "words that accuse storage, a service, or a network outside",
+        replace(
+            _finding(Symptom.FILESYSTEM_MOUNT), first_action=Action.RETRY.value, confidence=_SURE
+        ),
+    ),
+    _Kind(
+        "words that accuse the data",
+        replace(
+            _finding(Symptom.CODE_DATA_ADJUSTMENT),
+            ranks=(0,),
+            first_action=Action.FIX_DATA.value,
+            confidence=_SURE,
+        ),
     ),
     _Kind("a crash without a culprit, or NaN", _finding(Symptom.NAN_VALUE)),
     _Kind(

@@ -96,6 +96,7 @@ class ResolveIncident:
         """Climb until training is stable again."""
         workflow.set_current_details(story.details(self._now.record))
         self._now.whole_ladder = workflow.patched("whole-ladder")
+        self._now.takes_advice = workflow.patched("first-action")
         over = False
         while not over:
             try:

@@ -47,6 +47,7 @@ class _Replay:
         self._now = now
         self._machines = now.reachable()
         self._trials_made = 0
+        self._ends_at_first_failure = workflow.patched("replay-ends-at-first-failure")
 
     async def run(self) -> Tested:
         scheme = replay.scheme_for(self._now.job.spec.layout(), len(self._machines))
@@ -89,23 +90,45 @@ class _Replay:
             settings=self._now.assignment.settings,
         )
         self._trials_made += 1
-        reports = await asyncio.gather(*(self._one(info, order) for info in order.machines))
-        return dict(zip(group.machines, reports, strict=True))
+        return dict(zip(group.machines, await self._reports(order), strict=True))
+
+    async def _reports(self, order: ReplayOrder) -> list[ReplayReport]:
+        """All reports of a trial, which is over for the others when one machine has failed.
+
+        They may wait for its ranks until the deadline.
+        """
+        calls = [asyncio.create_task(self._one(info, order)) for info in order.machines]
+        try:
+            await workflow.wait_condition(
+                lambda: (
+                    all(call.done() for call in calls)
+                    or (self._ends_at_first_failure and any(map(_has_failed, calls)))
+                )
+            )
+        finally:
+            for call in calls:
+                call.cancel()
+        return await asyncio.gather(*calls)
 
     async def _one(self, info: MachineInfo, order: ReplayOrder) -> ReplayReport:
         """One machine's report; no answer is an answer that tells nothing."""
+        config = options.check(order.deadline_s).config(
+            f"replay on {', '.join(one.machine for one in order.machines)}",
+            names.machine_queue(self._now.job.spec.name, info.machine),
+        )
+        # The next trial needs the machine.
+        wait = workflow.ActivityCancellationType.WAIT_CANCELLATION_COMPLETED
+        config["cancellation_type"] = wait
         try:
-            return await workflow.execute_activity_method(
-                CheckPort.replay,
-                order,
-                **options.check(order.deadline_s).config(
-                    f"replay on {', '.join(one.machine for one in order.machines)}",
-                    names.machine_queue(self._now.job.spec.name, info.machine),
-                ),
-            )
+            return await workflow.execute_activity_method(CheckPort.replay, order, **config)
         except ActivityError as error:
             why = restart.why(error)
             return ReplayReport(info.machine, Verdict.UNOBSERVABLE, f"no answer: {why}")
 
     def _names(self, numbers: Sequence[int]) -> tuple[str, ...]:
         return tuple(self._machines[number].machine for number in numbers)
+
+
+def _has_failed(call: asyncio.Task[ReplayReport]) -> bool:
+    done = call.done() and not call.cancelled() and call.exception() is None
+    return done and call.result().verdict is Verdict.FAULTY

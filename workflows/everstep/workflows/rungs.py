@@ -35,6 +35,8 @@ async def climb(now: Situation, finding: Finding) -> None:
     """
     policy, attempt = now.job.spec.ladder_policy(), now.assignment.attempt
     approved = False
+    if not now.takes_advice:
+        finding = replace(finding, first_action="")
     while True:
         standing = now.standing(approved)
         decision = ladder.next_rung(finding, now.record.climbs, policy, standing)

@@ -56,6 +56,8 @@ class Situation:
         self.job_finished = False
         self.whole_ladder = True
         """False in incidents that were opened before there were checks, rollback and replay."""
+        self.takes_advice = True
+        """False in incidents that were opened before the ladder heard what ranks had said."""
         self._asked = False
         self._word: bool | None = None
         self.story = Chronicle(
