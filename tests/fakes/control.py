@@ -16,6 +16,9 @@ from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.service import RPCError
 from temporalio.worker import Worker
 
+from everstep.activities.evidence import EvidenceStore
+from everstep.activities.stacks import StackJudge
+from everstep.activities.trace import TraceActivities
 from everstep.activities.webhook import Webhook
 from everstep.core import names
 from everstep.core.memory import CodeVersion
@@ -77,7 +80,8 @@ class Control:
 
     async def join(self, name: str) -> FakeMachine:
         machine = FakeMachine(self.world, name)
-        worker = registry.agent(self.client, self.spec.name, name, machine)
+        traces = TraceActivities(name, machine, EvidenceStore(f"memory://{self.spec.name}"))
+        worker = registry.agent(self.client, self.spec.name, name, machine, traces)
         await self.workers.enter_async_context(worker)
         self.agents[name] = worker
         await self.handle.signal(RunJob.machine_joined, machine.info)
@@ -109,6 +113,13 @@ class Control:
     async def nan(self, attempt: int) -> None:
         """The loss becomes NaN, which points at nobody."""
         alert = Alert(Observer.ANALYZER, Symptom.NAN_VALUE, time.time(), "loss is NaN", attempt)
+        await self.handle.signal(RunJob.report_alerts, [alert])
+
+    async def hang(self, attempt: int, step: int) -> None:
+        """All ranks fall silent after a step, which points at nobody."""
+        alert = Alert(
+            Observer.ANALYZER, Symptom.JOB_HANG, time.time(), "the job hangs", attempt, step=step
+        )
         await self.handle.signal(RunJob.report_alerts, [alert])
 
     async def finish(self) -> JobResult:
@@ -183,12 +194,18 @@ async def controlled(
     spec = spec.model_copy(update={"name": f"{spec.name}-{queue_suffix}"})
     archive = MemoryArchive()
     cluster = FakeCluster(world)
+    evidence = f"memory://{spec.name}"
     async with contextlib.AsyncExitStack() as workers:
         controller = Worker(
             client,
             task_queue=names.CONTROLLER_QUEUE,
             workflows=runtime.WORKFLOWS,
-            activities=[cluster.evict, archive.save_incident, Webhook(os.environ).page],
+            activities=[
+                cluster.evict,
+                archive.save_incident,
+                Webhook(os.environ).page,
+                StackJudge(EvidenceStore(evidence)).judge,
+            ],
             workflow_runner=runtime.workflow_runner(),
             workflow_failure_exception_types=list(runtime.WORKFLOW_FAILURE_TYPES),
         )

@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from everstep.core.classify.names import Action
 from everstep.core.record import Climb, Finding
 from everstep.core.vocabulary import ClimbOutcome, Mode, Rung, Symptom
 
@@ -196,6 +197,8 @@ def _refused_again(case: _Case) -> Decision | None:
 def _code_accused(case: _Case) -> Decision | None:
     if case.finding.symptom is Symptom.CODE_ERROR:
         return Decision(Rung.ROLLBACK, (), f"an error of the code: {case.finding.reason}")
+    if case.finding.symptom is Symptom.JOB_HANG and case.finding.first_action == Action.ROLLBACK:
+        return Decision(Rung.ROLLBACK, (), f"the program itself hangs: {case.finding.reason}")
     if not case.standing.code_proven:
         reason = f"this code version never made a healthy step: {case.finding.reason}"
         return Decision(Rung.ROLLBACK, (), reason)

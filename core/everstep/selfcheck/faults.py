@@ -28,6 +28,7 @@ class InjectedFault:
         seen_by: Checks that it shows itself in.
         peer: For `link_bad`: the machine at the other end.
         slow_s: For `slow`: how much longer a step takes.
+        how: For `hang`: in what the rank is stuck.
     """
 
     name: str
@@ -38,6 +39,7 @@ class InjectedFault:
     seen_by: tuple[str, ...] = ()
     peer: str = ""
     slow_s: float = 0.5
+    how: str = ""
 
     def shows_in(self, check: Check) -> bool:
         """Whether a check can find it."""

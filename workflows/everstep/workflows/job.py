@@ -29,6 +29,7 @@ from everstep.workflows.messages import (
     JobResult,
     JobState,
     JobStatus,
+    TestedMachine,
 )
 from everstep.workflows.remembering import bar, remember, remember_eviction
 
@@ -50,8 +51,8 @@ class RunJob:
     """Runs one job from its first start to the end of its last rank.
 
     Signals: `report_alerts`, `machine_joined`, `ranks_finished`, `copy_damaged` (from agents and
-    the analyzer), `assigned`, `machine_evicted`, `incident_closed` (from the open incident),
-    `admit` (from a person). Query: `status`.
+    the analyzer), `assigned`, `machine_evicted`, `machine_tested`, `incident_closed` (from the
+    open incident), `admit` (from a person). Query: `status`.
     """
 
     @workflow.init
@@ -89,6 +90,9 @@ class RunJob:
                     self.report_alerts([_replaced(held, machine)])
                 return
         if any(known == machine for known in self._state.pool):
+            return
+        if machine in self._state.in_test:
+            # The open incident will say what comes of it.
             return
         if memory.barred(memory.history_of(self._state.machines, machine.machine)):
             bar(self._state, machine)
@@ -142,6 +146,21 @@ class RunJob:
         """The open incident has taken a machine out."""
         remember_eviction(self._state, eviction)
         self._state.out.append(eviction.machine)
+        if eviction.tested:
+            self._state.in_test += [i for i in self._slots() if i.machine == eviction.machine]
+
+    @workflow.signal
+    def machine_tested(self, tested: TestedMachine) -> None:
+        """A machine that was evicted for its group alone was tested."""
+        name = tested.machine.machine
+        cleared = tested.healthy and not tested.suspected
+        self._state.in_test = [info for info in self._state.in_test if info.machine != name]
+        self._state.machines = memory.after_tests(
+            self._state.machines, name, cleared, tested.finding
+        )
+        # An agent that was started anew meanwhile has joined by itself.
+        if tested.healthy and all(known.machine != name for known in self._state.pool):
+            self._state.pool.append(tested.machine)
 
     @workflow.signal
     def incident_closed(self, result: IncidentResult) -> None:
@@ -153,6 +172,11 @@ class RunJob:
         self._state.assignment = result.assignment
         self._state.evictions = [*self._state.evictions, *result.evictions]
         remember(self._state, result, workflow.now().timestamp())
+        self._state.in_test = []
+        if result.record.restored_step is None:
+            # The attempt goes on: what was said of it may come true again.
+            keys = self._state.recent_keys
+            self._state.recent_keys = [key for key in keys if key not in result.settled]
         unsettled = [alert for alert in self._state.handed if alert.key not in result.settled]
         self._state.pending = [*unsettled, *self._state.pending]
         self._state.handed = []

@@ -68,13 +68,31 @@ OPTIONS = {
     "gross": "sdc: the GPU check sees it, too",
     "bit=30": "sdc: the bit of a float32 that flips",
     "by=0.5": "slow: by how many seconds",
+    "how=python": "hang: stuck in a lock of Python's (python), in a call that keeps the"
+    " interpreter's lock (native), in a data loader whose worker is (loader), stopped by a signal"
+    " (stop), or away from the reductions of its tensor-parallel group (skip)",
 }
 
 _FORM = re.compile(
     r"(?P<kind>[a-z_]+)@(?P<step>\d+)(?:\+(?P<delay>\d+(?:\.\d+)?))?(?::(?P<target>[\w.-]+))?"
     r"(?:,(?P<options>[\w.=,]+))?"
 )
-_OPTION = re.compile(r"(?P<name>once|hidden|gross|p|bit|by)(?:=(?P<value>\d+(?:\.\d+)?))?")
+HANGS = ("python", "native", "loader", "stop", "skip")
+"""In what a rank may be stuck."""
+
+_OPTION = re.compile(
+    r"(?:(?P<flag>once|hidden|gross)"
+    r"|(?P<number>p|bit|by)=(?P<value>\d+(?:\.\d+)?)"
+    rf"|(?P<word>how)=(?:{'|'.join(HANGS)}))"
+)
+
+_ONLY_OF = {
+    "hidden": FaultKind.SDC,
+    "gross": FaultKind.SDC,
+    "bit": FaultKind.SDC,
+    "by": FaultKind.SLOW,
+    "how": FaultKind.HANG,
+}
 
 _FIX = (
     "Write KIND@STEP[+SECONDS]:TARGET[,OPTION], for example rank_killed@20:5, machine_lost@30:m1, "
@@ -129,6 +147,7 @@ class Fault:
             seen_by=tuple(seen_by) if self.kind is FaultKind.SDC else (),
             peer=next((other for other in self.machines if other != machine), ""),
             slow_s=float(given.get("by", 0.5)),
+            how=given.get("how", HANGS[0]) if self.kind is FaultKind.HANG else "",
         )
 
 
@@ -197,16 +216,15 @@ def _machines(text: str, kind: FaultKind, target: str, machines: Sequence[str]) 
 def _check_options(text: str, kind: FaultKind, options: Sequence[str]) -> None:
     for option in options:
         found = _OPTION.fullmatch(option)
-        if found is None or (found["name"] in ("p", "bit", "by")) != bool(found["value"]):
+        if found is None:
             raise InputError(f"--fault {text}", f"option {option} is not understood", _FIX)
-        only = {"hidden": "sdc", "gross": "sdc", "bit": "sdc", "by": "slow"}.get(found["name"])
+        name = found["flag"] or found["number"] or found["word"]
+        only = _ONLY_OF.get(name)
         always = kind is FaultKind.LINK_BAD or kind not in BROKEN
         if always or (only is not None and kind != only):
-            raise InputError(f"--fault {text}", f"{kind} has no option {found['name']}", _FIX)
+            raise InputError(f"--fault {text}", f"{kind} has no option {name}", _FIX)
         value = float(found["value"] or 1)
-        if (found["name"] == "p" and not 0 < value <= 1) or (
-            found["name"] == "bit" and value not in range(32)
-        ):
+        if (name == "p" and not 0 < value <= 1) or (name == "bit" and value not in range(32)):
             raise InputError(f"--fault {text}", f"option {option} is out of range", _FIX)
 
 
