@@ -11,7 +11,7 @@ from everstep.core.vocabulary import Outcome, Rung, Symptom
 from tests.e2e.conftest import STEPS
 from tests.e2e.local import Finished, everstep, run, write_spec
 
-pytestmark = [pytest.mark.slow, pytest.mark.server]
+pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.timeout(300)]
 
 SOON = {"hang_after_at_least_s": 4.0}
 
@@ -25,6 +25,8 @@ PAPER: dict[str, object] = {
     "parallelism": {"tp": 2, "pp": 4, "dp": 4, "order": "tp-pp-dp"},
 }  # fmt: skip
 """The layout of the paper's figures, small enough for two cores."""
+
+PAPER_PATIENCE_S = 500.0
 
 EVICTED_WITHIN_S = 30.0
 """From the alert to the eviction, whatever else a machine has to do."""
@@ -61,14 +63,15 @@ def test_a_rank_stuck_in_a_native_call_is_evicted(
 @pytest.fixture(scope="module")
 def paper_undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
     folder = tmp_path_factory.mktemp("paper-undisturbed")
-    done = run(write_spec(folder, PAPER_STEPS, 0, **PAPER), folder / "run")
+    spec = write_spec(folder, PAPER_STEPS, 0, **PAPER)
+    done = run(spec, folder / "run", patience_s=PAPER_PATIENCE_S)
     assert done.code == 0, done.explain()
     assert len(done.digests()) == 32
     return done.digests()
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
     ("how", "standbys", "evicted"),
     [
@@ -88,7 +91,7 @@ def test_each_way_of_hanging_on_32_ranks(
     paper_undisturbed: dict[int, str],
 ) -> None:
     spec = write_spec(tmp_path, PAPER_STEPS, standbys, detection=SOON, **PAPER)
-    done = run(spec, tmp_path / "run", f"hang@8:m5,how={how}")
+    done = run(spec, tmp_path / "run", f"hang@8:m5,how={how}", patience_s=PAPER_PATIENCE_S)
     record = the_incident(done)
     assert record.evicted == evicted
     assert 10 in record.finding.ranks

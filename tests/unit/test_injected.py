@@ -6,13 +6,19 @@ from __future__ import annotations
 
 import contextlib
 import json
+import multiprocessing
+import os
+import re
+import signal
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
+import hanging
 import pytest
 import torch
+import torch.distributed as dist
 import with_everstep
 from injected import Faults
 from torch._C._distributed_c10d import HashStore
@@ -92,6 +98,46 @@ def test_a_slow_step_takes_its_time(tmp_path: Path) -> None:
     with faults.during(1):
         pass
     assert time.monotonic() - began_s >= 0.05
+
+
+def stuck(how: str) -> multiprocessing.Process:
+    process = multiprocessing.get_context("fork").Process(target=hanging.STUCK[how])
+    process.start()
+    return process
+
+
+def state_of(pid: int) -> str:
+    state = re.search(r"State:\s+(\w)", Path(f"/proc/{pid}/status").read_text())
+    assert state is not None
+    return state[1]
+
+
+@pytest.mark.parametrize(("how", "state"), [("python", "S"), ("native", "S"), ("stop", "T")])
+def test_a_hang_ends_by_nothing_but_a_kill(how: str, state: str) -> None:
+    process = stuck(how)
+    try:
+        deadline_s = time.monotonic() + 30
+        while state_of(process.pid or 0) != state:
+            assert time.monotonic() < deadline_s
+            time.sleep(0.01)
+        if how == "stop":
+            os.kill(process.pid or 0, signal.SIGCONT)
+        process.join(0.2)
+        assert process.is_alive()
+    finally:
+        process.kill()
+        process.join()
+
+
+def test_who_leaves_reductions_leaves_those_of_one_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    reduced: list[str] = []
+    monkeypatch.setattr(dist, "all_reduce", lambda name, group=None: reduced.append(name))
+    monkeypatch.setattr(dist, "get_process_group_ranks", lambda group: group)
+    hanging.leave_reductions([0, 1])
+    dist.all_reduce("tp", group=[0, 1])  # type: ignore[arg-type]
+    dist.all_reduce("dp", group=[0, 2])  # type: ignore[arg-type]
+    dist.all_reduce("all")  # type: ignore[arg-type]
+    assert reduced == ["dp", "all"]
 
 
 def test_a_bad_link_ends_what_crosses_it(tmp_path: Path) -> None:

@@ -131,7 +131,7 @@ def sharpened(finding: Finding, stacks: StackRecord | None) -> Finding:
             symptom=Symptom.JOB_HANG,
             machines=tuple(sorted(stacks.machines)),
             ranks=stacks.suspects,
-            reason=f"{finding.reason}; {_suspects(stacks)}: {why}",
+            reason=f"the job hangs: {why}",
             group_only=tuple(sorted(stacks.group_only)),
         )
     if finding.symptom is not Symptom.JOB_HANG:
