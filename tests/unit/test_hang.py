@@ -9,9 +9,11 @@ from tests.unit import stack_texts as texts
 from tests.unit.stack_texts import PAPER, dump, everywhere, fig_7, judged, snapshot
 
 from everstep.core import hang
+from everstep.core.groups import Layout
 from everstep.core.hang import JudgedStacks
 from everstep.core.model import Alert, RankExit
 from everstep.core.record import Finding, StackRecord
+from everstep.core.stacks import picture
 from everstep.core.stacks.verdict import Judgement
 from everstep.core.vocabulary import Observer, Symptom
 
@@ -111,3 +113,13 @@ def test_answers_that_came_another_way_are_a_doubt() -> None:
     assert hang.hearing_doubts(snapshot(ranks)) == (
         "Doubt: ranks 3-4 answered by its fault handler; py-spy: not found",
     )
+
+
+def test_the_grid_of_a_large_job_shows_where_somebody_is_marked() -> None:
+    large = Layout(gpus_per_machine=8, tp=8, pp=8, dp=150, order=("tp", "pp", "dp"))
+    ranks = everywhere(texts.GRAD_SYNC, large) | {70: dump(texts.USER_LOCK, 70)}
+    judgement = judged(ranks, layout=large)
+    lines = picture.text(large, judgement, [9000]).splitlines()
+    assert [line[:6] for line in lines] == ["      ", "dp 1  ", "dp 140", "148 ot", "! susp"]
+    assert "64~ 65~ 66~ 67~ 68~ 69~ 70! 71~" in lines[1]
+    assert "9000?" in lines[2]

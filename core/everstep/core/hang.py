@@ -21,6 +21,9 @@ from everstep.core.vocabulary import Symptom
 REASONS_IN_FINDING = 2
 """The record has them all."""
 
+PROGRAM_CONFIDENCE = 0.6
+"""That the code is to blame where all ranks stand in it alike: more often than not, and no more."""
+
 
 @dataclass(frozen=True, slots=True)
 class JudgedStacks:
@@ -139,7 +142,8 @@ def sharpened(finding: Finding, stacks: StackRecord | None) -> Finding:
     finding = replace(finding, reason=f"{finding.reason}; stacks do not tell who: {why}")
     if stacks.next_step == NextStep.PERSON:
         # Every rank is where its program has led it: no machine is to blame for that.
-        return replace(finding, first_action=Action.ROLLBACK.value)
+        action = Action.ROLLBACK.value
+        return replace(finding, first_action=action, confidence=PROGRAM_CONFIDENCE)
     return finding
 
 
