@@ -4,7 +4,7 @@ Used by `injected` in runs that asked for a hang.
 """
 
 # torch is loosely typed.
-# pyright: reportUnknownMemberType=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 from __future__ import annotations
 
 import ctypes

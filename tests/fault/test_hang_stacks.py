@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from tests.unit import stack_texts as texts
 
 from everstep.activities.evidence import EvidenceStore
 from everstep.activities.stacks import StackJudge
-from everstep.activities.trace import TraceActivities
+from everstep.activities.trace import TraceActivities, Tracing
 from everstep.agent import witness
 from everstep.agent.probes.stacks import Asking
 from everstep.agent.tracer import Target, trace
@@ -61,7 +62,7 @@ class Said:
         }
 
 
-async def judged(layout: Layout, machines: list[Asked] | list[Said], root: Path) -> Judgement:
+async def judged(layout: Layout, machines: Sequence[Tracing], root: Path) -> Judgement:
     """Two looks at all machines, through both activities."""
     store, run = EvidenceStore(str(root / "evidence")), ActivityEnvironment().run
     activities = [TraceActivities(f"m{slot}", m, store) for slot, m in enumerate(machines)]

@@ -2,9 +2,9 @@
 
 Runs one job with fake machines through a killed rank, a lost machine, a hold for want of a standby
 (of which somebody is told in vain), a NaN that walks the whole ladder to a denied eviction, and a
-hang that costs a group, which comes back, on a server of its own, and stores the histories of the job and of every incident as
-`histories/NAME-*.json`. Histories already there are never replaced: they stand for incidents that
-were open when newer code came.
+hang that costs a group, which comes back, on a server of its own, and stores the histories of the
+job and of every incident as `histories/NAME-*.json`. Histories already there are never replaced:
+they stand for incidents that were open when newer code came.
 """
 
 from __future__ import annotations

@@ -88,6 +88,14 @@ def test_certain_evidence_stays_what_it_is() -> None:
     assert hang.sharpened(SILENT, None) == SILENT
 
 
+def test_a_machine_that_does_not_stop_goes_beside_who_held_the_job_up() -> None:
+    gone = replace(SILENT, symptom=Symptom.AGENT_LOST, machines=("m3", "m13"), confident=True)
+    found = hang.sharpened(gone, record(judged(fig_7())))
+    assert (found.symptom, found.confident) == (Symptom.AGENT_LOST, True)
+    assert found.machines == ("m12", "m13", "m14", "m15", "m3")
+    assert found.group_only == ("m12", "m14", "m15")
+
+
 def test_who_ended_after_the_hang_only_saw_its_consequence() -> None:
     ended = Finding(Symptom.PROCESS_CRASH, ("m0",), (0,), False, "timed out waiting")
     found = hang.sharpened(ended, record(judged(fig_7())))

@@ -100,12 +100,6 @@ def test_a_slow_step_takes_its_time(tmp_path: Path) -> None:
     assert time.monotonic() - began_s >= 0.05
 
 
-def stuck(how: str) -> multiprocessing.Process:
-    process = multiprocessing.get_context("fork").Process(target=hanging.STUCK[how])
-    process.start()
-    return process
-
-
 def state_of(pid: int) -> str:
     state = re.search(r"State:\s+(\w)", Path(f"/proc/{pid}/status").read_text())
     assert state is not None
@@ -114,7 +108,8 @@ def state_of(pid: int) -> str:
 
 @pytest.mark.parametrize(("how", "state"), [("python", "S"), ("native", "S"), ("stop", "T")])
 def test_a_hang_ends_by_nothing_but_a_kill(how: str, state: str) -> None:
-    process = stuck(how)
+    process = multiprocessing.get_context("fork").Process(target=hanging.STUCK[how])
+    process.start()
     try:
         deadline_s = time.monotonic() + 30
         while state_of(process.pid or 0) != state:
@@ -131,12 +126,20 @@ def test_a_hang_ends_by_nothing_but_a_kill(how: str, state: str) -> None:
 
 def test_who_leaves_reductions_leaves_those_of_one_group(monkeypatch: pytest.MonkeyPatch) -> None:
     reduced: list[str] = []
-    monkeypatch.setattr(dist, "all_reduce", lambda name, group=None: reduced.append(name))
-    monkeypatch.setattr(dist, "get_process_group_ranks", lambda group: group)
+
+    def all_reduce(name: str, group: list[int] | None = None) -> None:
+        reduced.append(name)
+
+    def ranks_of_group(group: list[int]) -> list[int]:
+        return group
+
+    monkeypatch.setattr(dist, "all_reduce", all_reduce)
+    monkeypatch.setattr(dist, "get_process_group_ranks", ranks_of_group)
     hanging.leave_reductions([0, 1])
-    dist.all_reduce("tp", group=[0, 1])  # type: ignore[arg-type]
-    dist.all_reduce("dp", group=[0, 2])  # type: ignore[arg-type]
-    dist.all_reduce("all")  # type: ignore[arg-type]
+    trainers: Any = dist
+    trainers.all_reduce("tp", group=[0, 1])
+    trainers.all_reduce("dp", group=[0, 2])
+    trainers.all_reduce("all")
     assert reduced == ["dp", "all"]
 
 

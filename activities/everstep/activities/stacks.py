@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 
 from temporalio import activity
 
@@ -77,7 +78,7 @@ def _read(
     stores = {url: EvidenceStore(url) for url in {m.evidence for m in machines if m.evidence}}
     ranks: dict[int, RankDump] = {}
     entries: list[tuple[EvidenceStore, RankStacks]] = []
-    lists = pool.map(lambda machine: _listed(machine, stores), machines)
+    lists = pool.map(partial(_listed, stores), machines)
     for slot, (machine, found) in enumerate(zip(machines, lists, strict=True)):
         if isinstance(found, str):
             unheard = RankDump(Answer.NO_ANSWER, detail=f"nor did its machine: {found}")
@@ -97,7 +98,7 @@ def _read(
 
 
 def _listed(
-    machine: MachineStacks, stores: Mapping[str, EvidenceStore]
+    stores: Mapping[str, EvidenceStore], machine: MachineStacks
 ) -> Sequence[RankStacks] | str:
     """A machine's list of dumps, or why there is none."""
     if not machine.manifest:

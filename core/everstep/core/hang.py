@@ -120,13 +120,16 @@ def told(stacks: StackRecord) -> str:
 def sharpened(finding: Finding, stacks: StackRecord | None) -> Finding:
     """What the ends of the ranks say, and where they stood before.
 
-    A certain fault, or a rank that somebody killed, tells who it was whatever the stacks say. Other
-    ends come after the hang, which had a time-out run out somewhere. The machines are suspected on
-    evidence that points at a group, so the finding is not called confident; the ladder evicts them
-    at once all the same.
+    A certain fault, or a rank that somebody killed, tells who it was whatever the stacks say; a
+    machine that is gone now goes beside whom they name, since it answered before. Other ends come
+    after the hang, which had a time-out run out somewhere. The machines are suspected on evidence
+    that points at a group, so the finding is not called confident; the ladder evicts them at once
+    all the same.
     """
-    if stacks is None or finding.confident or finding.killed:
+    if stacks is None or finding.killed:
         return finding
+    if finding.confident:
+        return _beside(finding, stacks)
     why = "; ".join(stacks.reasons[:REASONS_IN_FINDING])
     if stacks.verdict == StackVerdict.EVICT:
         return replace(
@@ -145,6 +148,20 @@ def sharpened(finding: Finding, stacks: StackRecord | None) -> Finding:
         action = Action.ROLLBACK.value
         return replace(finding, first_action=action, confidence=PROGRAM_CONFIDENCE)
     return finding
+
+
+def _beside(finding: Finding, stacks: StackRecord) -> Finding:
+    """Machines that are gone, with those that stacks name."""
+    gone = finding.machines
+    if finding.symptom is not Symptom.AGENT_LOST or stacks.verdict != StackVerdict.EVICT:
+        return finding
+    return replace(
+        finding,
+        machines=tuple(sorted({*gone, *stacks.machines})),
+        ranks=stacks.suspects,
+        reason=f"{finding.reason}; before that the job hung: {stacks.reasons[0]}",
+        group_only=tuple(sorted({*stacks.group_only} - {*gone})),
+    )
 
 
 def _suspects(stacks: StackRecord) -> str:
