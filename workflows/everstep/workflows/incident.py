@@ -14,7 +14,7 @@ from datetime import timedelta
 from temporalio import workflow
 from temporalio.exceptions import ActivityError
 
-from everstep.core import evidence, hang, memory
+from everstep.core import evidence, memory
 from everstep.core.model import Alert, CopyDamaged, MachineInfo
 from everstep.core.record import IncidentRecord
 from everstep.core.vocabulary import Symptom
@@ -112,7 +112,7 @@ class ResolveIncident:
         if stacks is not None and await went_on(now, stacks):
             return True
         before = now.record
-        finding = hang.sharpened(await stop_and_classify(now), stacks)
+        finding = await stop_and_classify(now, stacks)
         if self._recovered() and not evidence.same_failure(finding, before.finding):
             self._leave_to_another(before)
             return True

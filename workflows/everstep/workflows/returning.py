@@ -47,7 +47,7 @@ async def settle_tests(now: Situation) -> None:
         if isinstance(ended, Exception) and not is_cancelled_exception(ended):
             raise ended
     for info, _ in list(now.in_test.values()):
-        await _decide(now, info, False, "its tests were cut off")
+        await _decide(now, info, False, "its tests were cut off by what came next")
 
 
 async def _test(now: Situation, machines: Sequence[MachineInfo]) -> None:
