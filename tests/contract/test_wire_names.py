@@ -62,6 +62,7 @@ def test_activity_names_are_pinned() -> None:
         "cluster.evict",
         "machine.check",
         "machine.look_at_storage",
+        "machine.prepare",
         "machine.replay",
         "machine.restore",
         "machine.start",
@@ -87,6 +88,7 @@ def test_workflow_signal_and_query_names_are_pinned() -> None:
             "name": [definition.name],
             "signals": sorted(definition.signals),
             "queries": sorted(definition.queries),
+            "updates": sorted(definition.updates),
         }
 
     assert handlers(RunJob) == {
@@ -99,10 +101,13 @@ def test_workflow_signal_and_query_names_are_pinned() -> None:
             "machine_evicted",
             "machine_joined",
             "machine_tested",
+            "push_update",
             "ranks_finished",
             "report_alerts",
+            "updates_made",
         ],
         "queries": ["status"],
+        "updates": ["cancel_update", "hot_update"],
     }
     assert handlers(ResolveIncident) == {
         "name": ["ResolveIncident"],
@@ -113,8 +118,10 @@ def test_workflow_signal_and_query_names_are_pinned() -> None:
             "deny",
             "job_finished",
             "machine_joined",
+            "updates",
         ],
         "queries": ["record"],
+        "updates": [],
     }
 
 

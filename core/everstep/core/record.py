@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from everstep.core.vocabulary import ClimbOutcome, Outcome, Rung, Symptom
+from everstep.core.vocabulary import ClimbOutcome, Outcome, Rung, Spent, Symptom
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +103,14 @@ class TimelineEntry:
 
 
 @dataclass(frozen=True, slots=True)
+class Mark:
+    """From this moment on, until the next mark or the next new step, time went into this."""
+
+    at_s: float
+    spent: Spent
+
+
+@dataclass(frozen=True, slots=True)
 class IncidentRecord:
     """Everything that is kept of an incident.
 
@@ -128,6 +136,7 @@ class IncidentRecord:
         code_version: The code that ran.
         stacks: What the ranks' stacks said, each time that they were asked.
         returned: Evicted machines that passed their tests and wait for a slot again.
+        marks: What time went into, in order; see `core.ledger`.
     """
 
     incident: int
@@ -151,3 +160,4 @@ class IncidentRecord:
     code_version: str = ""
     stacks: tuple[StackRecord, ...] = ()
     returned: tuple[str, ...] = ()
+    marks: tuple[Mark, ...] = ()

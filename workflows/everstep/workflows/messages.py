@@ -8,11 +8,15 @@ from everstep.core.groups import Layout
 from everstep.core.memory import CodeVersion, MachineHistory
 from everstep.core.model import Alert, Assignment, MachineInfo
 from everstep.core.record import IncidentRecord, TimelineEntry
+from everstep.core.updates import Settings, Update
 from everstep.core.vocabulary import Symptom
 from everstep.spec.job import JobSpec
 
 MAX_EVENTS = 4_000
 """Far below Temporal's 51,200, and cheap to replay."""
+
+DEFAULT_WINDOW_S = 24 * 3600.0
+"""The paper's: a failure brings a restart sooner than that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +64,8 @@ class JobState:
         noted: Newest alerts that did not call for action, oldest first, bounded.
         notes: What a person may want to know and no incident tells, oldest first, bounded.
         in_test: Evicted machines whose agents live on and are tested by the open incident.
+        updates: Changes that were asked for, oldest first, bounded.
+        num_updates: How many were accepted so far.
     """
 
     assignment: Assignment | None = None
@@ -81,6 +87,8 @@ class JobState:
     noted: list[Alert] = field(default_factory=list[Alert])
     notes: list[TimelineEntry] = field(default_factory=list[TimelineEntry])
     in_test: list[MachineInfo] = field(default_factory=list[MachineInfo])
+    updates: list[Update] = field(default_factory=list[Update])
+    num_updates: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +107,8 @@ class JobStatus:
     codes: tuple[CodeVersion, ...] = ()
     noted: tuple[Alert, ...] = ()
     notes: tuple[TimelineEntry, ...] = ()
+    updates: tuple[Update, ...] = ()
+    started_at_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +137,7 @@ class IncidentInput:
         codes: The code versions of the job, oldest first.
         attempt_from: The step that the failed attempt started from.
         attempt_at_s: When it was seen to run.
+        updates: Changes that wait for a restart, in order.
     """
 
     job: JobInput
@@ -139,6 +150,7 @@ class IncidentInput:
     codes: tuple[CodeVersion, ...] = ()
     attempt_from: int = 0
     attempt_at_s: float = 0.0
+    updates: tuple[Update, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,3 +295,53 @@ class Approval:
 
     person: str
     note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateRequest:
+    """A change of code or arguments that a person asks for.
+
+    Attributes:
+        author: Who asks.
+        directory: Where the new code lies on every machine; empty to keep the code.
+        settings: Arguments to set, as `core.updates.command_with` takes them.
+        reason: Why.
+        urgent: Whether training is to stop for it at once.
+        window_s: Seconds after which it is made though nothing else has stopped training, > 0.
+    """
+
+    author: str
+    directory: str = ""
+    settings: Settings = ()
+    reason: str = ""
+    urgent: bool = False
+    window_s: float = DEFAULT_WINDOW_S
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateAnswer:
+    """What became of the wish.
+
+    Attributes:
+        update: The update, accepted; None when it was refused.
+        refused: Why, a text a machine that objects; empty when it was accepted.
+    """
+
+    update: Update | None
+    refused: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Cancellation:
+    """Somebody withdraws an update that still waits."""
+
+    number: int
+    person: str
+
+
+@dataclass(frozen=True, slots=True)
+class UpdatesMade:
+    """An incident's restart made these updates; they are this code version now."""
+
+    numbers: tuple[int, ...]
+    version: str

@@ -17,7 +17,7 @@ from everstep.core import ladder, memory, names
 from everstep.core.model import Alert, Assignment, MachineInfo
 from everstep.core.orders import MachineReport
 from everstep.core.record import Finding, IncidentRecord
-from everstep.core.vocabulary import Observer, Outcome, Rung, Symptom
+from everstep.core.vocabulary import Observer, Outcome, Rung, Spent, Symptom
 from everstep.workflows import paging
 from everstep.workflows.chronicle import Chronicle
 from everstep.workflows.inbox import Inbox
@@ -26,6 +26,7 @@ from everstep.workflows.messages import (
     IncidentInput,
     IncidentResult,
     TestedMachine,
+    UpdatesMade,
 )
 
 T = TypeVar("T")
@@ -50,6 +51,7 @@ class Situation:
         self.assignment = given.assignment
         self.pool = list(given.pool)
         self.codes = list(given.codes)
+        self.updates = given.updates
         self.inbox = Inbox(given.alerts)
         self.evictions: list[tuple[float, str]] = []
         self.stopped: list[MachineReport] = []
@@ -115,6 +117,13 @@ class Situation:
             first, others = of_ranks[0], len(of_ranks) - 1
             more = f" (and {others} more rank{'s' if others > 1 else ''})" if others else ""
             self.story.tell(f"{first.observer}: {first.detail}{more}", first.at_s)
+
+    def mark_evidence(self) -> None:
+        """A round begins: training has stood still since its first evidence."""
+        since_s = min((alert.at_s for alert in self.inbox.unsettled()), default=None)
+        if since_s is not None:
+            self.story.mark(Spent.DETECT, since_s)
+        self.story.mark(Spent.LOCATE)
 
     def raise_own(self, symptom: Symptom, machine: str | None, detail: str) -> None:
         """Raise an alert that this workflow observed itself: an order that was not carried out."""
@@ -213,6 +222,7 @@ class Situation:
             code_proven=running is None or running.proven,
             unavailable=self._unavailable(),
             approved=approved,
+            updates=len(self.updates),
         )
 
     def _unavailable(self) -> dict[Rung, str]:
@@ -225,7 +235,9 @@ class Situation:
         return unavailable
 
     async def tell_job(
-        self, signal: str, value: Assignment | Eviction | TestedMachine | IncidentResult
+        self,
+        signal: str,
+        value: Assignment | Eviction | TestedMachine | IncidentResult | UpdatesMade,
     ) -> None:
         """Signal the job; a job that is gone needs no telling."""
         job_id = names.job_workflow_id(self.job.spec.name)
