@@ -16,6 +16,7 @@ import time
 from collections.abc import Generator, Mapping
 from pathlib import Path
 
+from hanging import STUCK, leave_reductions
 from torch import Tensor
 from torch._C._distributed_c10d import Store
 
@@ -24,8 +25,6 @@ from everstep.selfcheck.flips import broken_by
 
 CODE_ERROR = "code_error.json"
 """In a code version's folder: the step at which this version fails, `{"step": 20}`."""
-
-FOR_EVER_S = 1e6
 
 WORDS = {
     "cuda_error": (
@@ -66,6 +65,7 @@ class Faults:
         self._machine = environ["EVERSTEP_MACHINE"]
         self._groups = groups
         self._poisoned = False
+        self._left = False
         code_error = code / CODE_ERROR
         step = json.loads(code_error.read_text())["step"] if code_error.exists() else None
         self._code_fails_at: int | None = step
@@ -86,7 +86,7 @@ class Faults:
         due = [fault for fault in faults if self._is_first and self._is_due(fault)]
         for fault in of_kind(due, "hang"):
             if claim(self._directory, fault):
-                time.sleep(FOR_EVER_S)
+                self._hang(fault.how)
         for fault in of_kind(due, "cuda_error", "transient"):
             if claim(self._directory, fault):
                 raise RuntimeError(WORDS[fault.kind])
@@ -103,6 +103,13 @@ class Faults:
         """Spoil this rank's gradient, if that is due, before it is reduced."""
         if self._poisoned:
             gradient[0] = float("nan")
+
+    def _hang(self, how: str) -> None:
+        if how in STUCK:
+            STUCK[how]()
+        elif not self._left:
+            self._left = True
+            leave_reductions(next(ranks for ranks in self._groups if len(ranks) > 1))
 
     def _is_due(self, fault: InjectedFault) -> bool:
         # That of `sdc` is thrown at each product.

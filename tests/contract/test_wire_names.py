@@ -11,6 +11,7 @@ from everstep.activities import (
     checks,
     local_cluster,
     machine,
+    stacks,
     trace,
     webhook,
 )
@@ -22,6 +23,7 @@ from everstep.workflows.job import RunJob
 IMPLEMENTATIONS = {
     ports.MachinePort: machine.MachineActivities,
     ports.TracePort: trace.TraceActivities,
+    ports.StackPort: stacks.StackJudge,
     ports.CheckPort: checks.CheckActivities,
     ports.ClusterPort: local_cluster.LocalCluster,
     ports.AnalysisPort: analysis.AnalysisActivities,
@@ -67,6 +69,7 @@ def test_activity_names_are_pinned() -> None:
         "machine.stop",
         "machine.trace",
         "notify.page",
+        "stacks.judge",
     ]
 
 
@@ -97,6 +100,7 @@ def test_workflow_signal_and_query_names_are_pinned() -> None:
             "incident_closed",
             "machine_evicted",
             "machine_joined",
+            "machine_tested",
             "push_update",
             "ranks_finished",
             "report_alerts",

@@ -107,16 +107,16 @@ def command(spec: Path, folder: Path, options: Sequence[str]) -> list[str]:
     ]  # fmt: skip
 
 
-def run(spec: Path, folder: Path, *faults: str) -> Finished:
+def run(spec: Path, folder: Path, *faults: str, patience_s: float = PATIENCE_S) -> Finished:
     """Run to the end; whatever happens, nothing of the run stays behind."""
     options = [part for fault in faults for part in ("--fault", fault)]
     process = start(spec, folder, *options)
     try:
-        stdout, stderr = process.communicate(timeout=PATIENCE_S)
+        stdout, stderr = process.communicate(timeout=patience_s)
     except subprocess.TimeoutExpired:
         process.send_signal(signal.SIGTERM)
         stdout, stderr = process.communicate(timeout=30)
-        raise AssertionError(f"not done in {PATIENCE_S} s\n{stdout}\n{stderr}") from None
+        raise AssertionError(f"not done in {patience_s} s\n{stdout}\n{stderr}") from None
     return Finished(folder, process.returncode, stdout, stderr)
 
 

@@ -17,6 +17,9 @@ from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.service import RPCError
 from temporalio.worker import Worker
 
+from everstep.activities.evidence import EvidenceStore
+from everstep.activities.stacks import StackJudge
+from everstep.activities.trace import TraceActivities
 from everstep.activities.webhook import Webhook
 from everstep.core import names
 from everstep.core.memory import CodeVersion
@@ -43,7 +46,7 @@ PATIENCE_S = 60.0
 NO_ANSWER = timedelta(seconds=5)
 """A question that reaches a worker just as it ends is never answered."""
 
-MOST_INCIDENTS = 4
+MOST_INCIDENTS = 5
 """More than any test opens."""
 
 
@@ -108,7 +111,8 @@ class Control:
 
     async def join(self, name: str) -> FakeMachine:
         machine = FakeMachine(self.world, name)
-        worker = registry.agent(self.client, self.spec.name, name, machine)
+        traces = TraceActivities(name, machine, EvidenceStore(f"memory://{self.spec.name}"))
+        worker = registry.agent(self.client, self.spec.name, name, machine, traces)
         await self.workers.enter_async_context(worker)
         self.agents[name] = worker
         await self.handle.signal(RunJob.machine_joined, machine.info)
@@ -140,6 +144,13 @@ class Control:
     async def nan(self, attempt: int) -> None:
         """The loss becomes NaN, which points at nobody."""
         alert = Alert(Observer.ANALYZER, Symptom.NAN_VALUE, time.time(), "loss is NaN", attempt)
+        await self.handle.signal(RunJob.report_alerts, [alert])
+
+    async def hang(self, attempt: int, step: int) -> None:
+        """All ranks fall silent after a step, which points at nobody."""
+        alert = Alert(
+            Observer.ANALYZER, Symptom.JOB_HANG, time.time(), "the job hangs", attempt, step=step
+        )
         await self.handle.signal(RunJob.report_alerts, [alert])
 
     async def finish(self) -> JobResult:
@@ -239,13 +250,19 @@ async def controlled(
     queue = f"{names.CONTROLLER_QUEUE}.{suffix}"
     archive = MemoryArchive()
     cluster = FakeCluster(world)
+    evidence = f"memory://{spec.name}"
 
     def controller() -> Worker:
         return Worker(
             client,
             task_queue=queue,
             workflows=runtime.WORKFLOWS,
-            activities=[cluster.evict, archive.save_incident, Webhook(os.environ).page],
+            activities=[
+                cluster.evict,
+                archive.save_incident,
+                Webhook(os.environ).page,
+                StackJudge(EvidenceStore(evidence)).judge,
+            ],
             workflow_runner=runtime.workflow_runner(),
             workflow_failure_exception_types=list(runtime.WORKFLOW_FAILURE_TYPES),
             sticky_queue_schedule_to_start_timeout=runtime.STICKY_TIMEOUT,

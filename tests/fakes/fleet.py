@@ -26,10 +26,13 @@ from everstep.core.orders import (
     StopOrder,
     StorageReport,
     StoredCheckpoint,
+    TraceOrder,
 )
 from everstep.core.progress import StepBoard
+from everstep.core.stacks.dump import Answer, RankTrace
 from everstep.core.trial import ReplayOrder, ReplayReport
 from everstep.core.vocabulary import Check, Verdict
+from tests.unit import stack_texts
 
 
 @dataclass
@@ -52,6 +55,12 @@ class FakeWorld:
     stored: list[StoredCheckpoint] = field(default_factory=list[StoredCheckpoint])
     damaged: set[str] = field(default_factory=set[str])
     """Names of stored checkpoints of which nothing can be restored."""
+    stacks: dict[int, bytes] = field(default_factory=dict[int, bytes])
+    """Where ranks stand, as py-spy writes it; others all stand in one collective."""
+    moving: bool = False
+    """Whether ranks stand elsewhere each time that they are asked."""
+    unheard: set[str] = field(default_factory=set[str])
+    """Machines that cannot say where their ranks stand."""
     training: bool = True
     """Whether ranks make progress by themselves once all of an attempt run."""
 
@@ -201,6 +210,22 @@ class FakeMachine:
                 tuple(sorted(bad)), device="cpu",
             )  # fmt: skip
         return self._checked[order]
+
+    async def trace(self, order: TraceOrder) -> tuple[int, dict[int, RankTrace]]:
+        if self.name in self.world.unheard:
+            raise PermanentError(f"{self.name}: no disk is left for stacks")
+        if order.attempt not in (None, self.attempt):
+            raise StaleAttempt(order.attempt or 0, self.attempt)
+        self.world.effects.append(Effect("trace", self.name, self.attempt))
+        times = self.world.done("trace").count((self.name, self.attempt))
+        elsewhere = self.world.moving and times % 2 == 0
+        calls = stack_texts.USER_LOCK if elsewhere else stack_texts.GRAD_SYNC
+        return self.attempt, {
+            rank: RankTrace(
+                Answer.ANSWERED, "", self.world.stacks.get(rank) or stack_texts.dump(calls, rank)
+            )
+            for rank in self.running
+        }
 
     async def replay(self, order: ReplayOrder) -> ReplayReport:
         self._refuse_stale(order.attempt)

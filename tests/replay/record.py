@@ -1,10 +1,10 @@
 """Adds histories to replay: `python -m tests.replay.record NAME`.
 
 Runs one job with fake machines through a killed rank, a lost machine, a hold for want of a standby
-(of which somebody is told in vain), and a NaN that walks the whole ladder to a denied eviction, on
-a server of its own, and stores the histories of the job and of every incident as
-`histories/NAME-*.json`. Histories already there are never replaced: they stand for incidents that
-were open when newer code came.
+(of which somebody is told in vain), a NaN that walks the whole ladder to a denied eviction, and a
+hang that costs a group, which comes back, on a server of its own, and stores the histories of the
+job and of every incident as `histories/NAME-*.json`. Histories already there are never replaced:
+they stand for incidents that were open when newer code came.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from everstep.workflows.messages import Approval
 from tests.fakes.control import Control, controlled
 from tests.fakes.fleet import FakeWorld
 from tests.fakes.servers import dev_server
+from tests.unit import stack_texts as texts
 
 HISTORIES = Path(__file__).parent / "histories"
 
@@ -35,7 +36,7 @@ SPEC = JobSpec.model_validate(
         "code": {"directory": "."},
         "machines": 4,
         "gpus_per_machine": 2,
-        "parallelism": {"tp": 2, "pp": 2, "dp": 2, "order": "tp-pp-dp"},
+        "parallelism": {"pp": 2, "dp": 4, "order": "dp-pp"},
         "standby": {"count": 1},
         "ladder": {"evidence_window_s": 0.05, "probation_s": 4, "probation_steps": 1},
         "replay": {"steps": 1, "shows_ratio": 1.0},
@@ -45,7 +46,7 @@ SPEC = JobSpec.model_validate(
 
 
 async def live(control: Control) -> None:
-    """A life with four incidents."""
+    """A life with five incidents."""
     for number in range(5):
         await control.join(f"m{number}")
     await control.training(1)
@@ -61,6 +62,7 @@ async def live(control: Control) -> None:
     await recovered(control, incident=3, attempt=4)
     await control.until_phase("training")
     await walk_the_ladder(control)
+    await hang(control)
     await control.finish()
 
 
@@ -82,6 +84,16 @@ async def walk_the_ladder(control: Control) -> None:
     await control.until_phase("training")
 
 
+async def hang(control: Control) -> None:
+    """Two stages stand apart: a person lets their machines go, and their tests bring them back."""
+    control.world.stacks = {rank: texts.dump(texts.IRECV, rank) for rank in (0, 4)}
+    await control.hang(7, 140)
+    await control.until(lambda record: record.outcome is Outcome.HELD, incident=5)
+    await control.incident(5).signal(ResolveIncident.approve, Approval("recorder"))
+    await recovered(control, incident=5, attempt=8)
+    await control.until_phase("training")
+
+
 async def recovered(control: Control, incident: int, attempt: int) -> None:
     await control.until(lambda record: record.first_step_at_s is not None, incident)
     await control.world.advance(attempt, attempt * 20)
@@ -94,7 +106,7 @@ async def record(name: str, address: str) -> None:
         await live(control)
         handles = {"job": control.handle}
         histories = {key: await handle.fetch_history() for key, handle in handles.items()}
-        for incident in (1, 2, 3, 4):
+        for incident in (1, 2, 3, 4, 5):
             history = await control.incident(incident).fetch_history()
             histories[f"incident-{incident}"] = history
     for key, history in histories.items():

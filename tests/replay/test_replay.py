@@ -55,7 +55,9 @@ def test_histories_cover_both_workflows_and_every_activity() -> None:
         "machine.restore",
         "machine.start",
         "machine.stop",
+        "machine.trace",
         "notify.page",
+        "stacks.judge",
     }
 
 

@@ -29,6 +29,7 @@ MACHINES = ["m0", "m1", "m2"]
         ("controller_killed@7+1", Fault(FaultKind.CONTROLLER_KILLED, 7, 1.0, "")),
         ("code_error@9", Fault(FaultKind.CODE_ERROR, 9, 0.0, "")),
         ("sdc@9:1,p=0.5,hidden", Fault(FaultKind.SDC, 9, 0.0, "m1", ("p=0.5", "hidden"))),
+        ("hang@9:m1,how=native", Fault(FaultKind.HANG, 9, 0.0, "m1", ("how=native",))),
         ("link_bad@9:0-m2", Fault(FaultKind.LINK_BAD, 9, 0.0, "m0-m2")),
     ],
 )
@@ -58,6 +59,9 @@ def test_fault_is_read_and_written_back(text: str, fault: Fault) -> None:
         ("nan@20:m1,hidden", "nan has no option hidden"),
         ("machine_lost@20:m1,once", "machine_lost has no option once"),
         ("nan@20:m1,p", "option p is not understood"),
+        ("hang@20:m1,how", "option how is not understood"),
+        ("hang@20:m1,how=deep", "option how=deep is not understood"),
+        ("nan@20:m1,how=stop", "nan has no option how"),
         ("nan@20:m1,p=0", "option p=0 is out of range"),
         ("sdc@20:m1,bit=32", "option bit=32 is out of range"),
         ("slow@20:m1,times=0.5", "option times=0.5 is out of range"),
@@ -83,6 +87,7 @@ def test_broken_machine_is_told_what_is_wrong_with_it() -> None:
     assert on("slow@9:m1,by=2", "m1").slow_s == 2.0
     slowed = on("slow@9:m1,times=1.3", "m1")
     assert (slowed.slow_times, slowed.slow_s) == (1.3, 0.0)
+    assert [on(f"hang@9:m1{how}", "m1").how for how in ("", ",how=skip")] == ["python", "skip"]
     assert on("transient@9:m1", "m1").once
     assert not on("nan@9:m1", "m1").once
     assert on("nan@9:m1,once", "m1").once

@@ -6,14 +6,20 @@ from __future__ import annotations
 
 import contextlib
 import json
+import multiprocessing
+import os
+import re
+import signal
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
+import hanging
 import injected
 import pytest
 import torch
+import torch.distributed as dist
 import with_everstep
 from injected import Faults
 from torch._C._distributed_c10d import HashStore
@@ -86,17 +92,56 @@ def test_a_flipped_bit_is_in_every_product(tmp_path: Path) -> None:
         assert all(torch.equal(x, y) for x, y in zip(products(), sound, strict=True))
 
 
-def test_slow_and_hanging_steps_take_their_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_slow_step_takes_its_time(tmp_path: Path) -> None:
     faults = ranks_of(tmp_path)
-    for fields in ({"kind": "slow", "slow_s": 0.05}, {"kind": "hang"}):
-        monkeypatch.setattr(injected, "FOR_EVER_S", 0.05)
-        break_(tmp_path, **fields)
-        began_s = time.monotonic()
-        with faults.during(1):
-            pass
-        assert time.monotonic() - began_s >= 0.05
+    break_(tmp_path, kind="slow", slow_s=0.05)
+    began_s = time.monotonic()
+    with faults.during(1):
+        pass
+    assert time.monotonic() - began_s >= 0.05
+
+
+def state_of(pid: int) -> str:
+    state = re.search(r"State:\s+(\w)", Path(f"/proc/{pid}/status").read_text())
+    assert state is not None
+    return state[1]
+
+
+@pytest.mark.parametrize(("how", "state"), [("python", "S"), ("native", "S"), ("stop", "T")])
+def test_a_hang_ends_by_nothing_but_a_kill(how: str, state: str) -> None:
+    process = multiprocessing.get_context("fork").Process(target=hanging.STUCK[how])
+    process.start()
+    try:
+        deadline_s = time.monotonic() + 30
+        while state_of(process.pid or 0) != state:
+            assert time.monotonic() < deadline_s
+            time.sleep(0.01)
+        if how == "stop":
+            os.kill(process.pid or 0, signal.SIGCONT)
+        process.join(0.2)
+        assert process.is_alive()
+    finally:
+        process.kill()
+        process.join()
+
+
+def test_who_leaves_reductions_leaves_those_of_one_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    reduced: list[str] = []
+
+    def all_reduce(name: str, group: list[int] | None = None) -> None:
+        reduced.append(name)
+
+    def ranks_of_group(group: list[int]) -> list[int]:
+        return group
+
+    monkeypatch.setattr(dist, "all_reduce", all_reduce)
+    monkeypatch.setattr(dist, "get_process_group_ranks", ranks_of_group)
+    hanging.leave_reductions([0, 1])
+    trainers: Any = dist
+    trainers.all_reduce("tp", group=[0, 1])
+    trainers.all_reduce("dp", group=[0, 2])
+    trainers.all_reduce("all")
+    assert reduced == ["dp", "all"]
 
 
 def test_a_slowed_rank_computes_several_times_as_long(tmp_path: Path) -> None:

@@ -146,6 +146,11 @@ def test_isolated_group_of_a_hang_is_evicted_at_once() -> None:
     assert (decision.rung, decision.machines) == (EVICT, ("m4", "m5"))
 
 
+def test_hang_of_the_program_itself_is_rolled_back() -> None:
+    hang = replace(finding(symptom=Symptom.JOB_HANG), first_action="rollback_code", confidence=0.6)
+    assert Incident().all(hang) == [ROLLBACK, CHECKS, REPLAY, PAGE]
+
+
 def test_machine_that_refuses_again_is_evicted() -> None:
     incident = Incident()
     refusal = finding(("m2",), symptom=Symptom.CONTAINER_ERROR)

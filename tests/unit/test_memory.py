@@ -20,6 +20,26 @@ def test_machine_evicted_twice_is_barred_until_a_person_admits_it() -> None:
     assert memory.barred(memory.history_of(known, "m1"))
 
 
+def test_machine_that_only_shared_a_group_is_not_barred_for_that() -> None:
+    known: list[MachineHistory] = []
+    for at_s in (10.0, 20.0, 30.0):
+        known = memory.after_eviction(known, "m1", at_s, "its group hung")
+        known = memory.after_tests(known, "m1", True, "it passed")
+    history = memory.history_of(known, "m1")
+    assert (history.evictions, history.cleared, history.finding) == (3, 3, "it passed")
+    assert not memory.barred(history)
+    # One that stood out with the others, or failed its tests, is counted.
+    for at_s in (40.0, 50.0):
+        known = memory.after_eviction(known, "m1", at_s, "its group hung")
+        known = memory.after_tests(known, "m1", False, "gpu test failed")
+    assert memory.barred(memory.history_of(known, "m1"))
+    known = memory.after_admission(known, "m1")
+    known = memory.after_eviction(known, "m1", 60.0, "GPU lost")
+    assert not memory.barred(memory.history_of(known, "m1"))
+    known = memory.after_eviction(known, "m1", 70.0, "GPU lost")
+    assert memory.barred(memory.history_of(known, "m1"))
+
+
 def test_memory_is_bounded_and_forgets_the_oldest() -> None:
     known: list[MachineHistory] = []
     for number in range(memory.MAX_MACHINES + 10):

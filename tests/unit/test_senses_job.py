@@ -152,8 +152,20 @@ def test_silence_is_a_hang_after_three_steps_and_at_least_ten_seconds(
     (alert,) = job.alerts
     assert (alert.symptom, alert.key) == (Symptom.JOB_HANG, "job_hang/1/None/None")
     assert evidence.calls_for_action(alert)
+    assert alert.step == job.step
     job.wait(100.0)
     assert len(job.alerts) == 1
+
+
+def test_ranks_that_went_on_by_themselves_are_heard_when_they_hang_again() -> None:
+    job = Job()
+    job.train(20, 2.0)
+    job.wait(11.0)
+    job.train(5, 2.0)
+    assert len(job.alerts) == 1
+    # The long step is among those that say how long one may take.
+    job.wait(60.0)
+    assert [alert.step for alert in job.alerts] == [20, 25]
 
 
 def test_the_rank_that_is_furthest_behind_is_named() -> None:

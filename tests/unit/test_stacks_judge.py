@@ -138,7 +138,7 @@ def test_a_machine_that_goes_alone_is_not_called_a_group() -> None:
     assert found.evict_machines == (1,)
     assert found.reasons[1:] == (
         "1 other rank waits in one",
-        "no group lies within machine 1, which goes alone",
+        "no group lies within the machine in slot 1, which goes alone",
     )
 
 

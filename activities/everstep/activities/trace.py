@@ -6,6 +6,7 @@ import asyncio
 import time
 from typing import Protocol
 
+from pydantic import TypeAdapter
 from temporalio import activity
 
 from everstep.activities.evidence import EvidenceStore
@@ -16,6 +17,9 @@ from everstep.core.stacks.dump import RankTrace
 from everstep.workflows.ports import TracePort
 
 MAX_DETAIL_CHARS = 200
+
+MANIFEST = TypeAdapter(tuple[RankStacks, ...])
+"""What lies under a report's manifest: which dumps are whose."""
 
 
 class Tracing(Protocol):
@@ -44,7 +48,8 @@ class TraceActivities(TracePort):
     async def trace(self, order: TraceOrder) -> TraceReport:
         """Ask every rank of this machine where it stands.
 
-        Effect: one dump a rank lies in the evidence store; ranks are stopped for milliseconds.
+        Effect: one dump a rank, and a list of them, lie in the evidence store; ranks are stopped
+            for milliseconds.
         Idempotent by: the dump's digest; a second call asks again and keeps what is new.
         Heartbeats: yes.
         Gives up when: another attempt runs here (`StaleAttempt`); a process that does not answer
@@ -57,7 +62,9 @@ class TraceActivities(TracePort):
                 ranks = await asyncio.gather(
                     *(asyncio.to_thread(self._keep, rank, traces[rank]) for rank in sorted(traces))
                 )
-                return TraceReport(self._name, attempt, at_s, self._evidence.url, tuple(ranks))
+                entries = tuple(ranks)
+                manifest = await asyncio.to_thread(self._evidence.put, MANIFEST.dump_json(entries))
+                return TraceReport(self._name, attempt, at_s, self._evidence.url, entries, manifest)
 
     def _keep(self, rank: int, trace: RankTrace) -> RankStacks:
         digest = self._evidence.put(trace.dump)

@@ -23,6 +23,10 @@ MAX_CHILDREN = 64
 
 _MAX_AT_ONCE = 32
 
+_RECORDER_RATIO = 0.5
+"""Of the deadline: its thread answers at once, or never where somebody keeps the GIL to himself;
+a rank that hangs so should not cost the whole of it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Target:
@@ -86,7 +90,8 @@ async def _rank(target: Target, how: Asking, turn: asyncio.Semaphore) -> RankTra
 async def _recorder(target: Target, how: Asking) -> bytes | None:
     if target.stacks_file is None or stacks.state_of(target.pid) in (None, *stacks.STOPPED):
         return None
-    return await asyncio.to_thread(ask_recorder, target.stacks_file, how.deadline_s)
+    patience_s = how.deadline_s * _RECORDER_RATIO
+    return await asyncio.to_thread(ask_recorder, target.stacks_file, patience_s)
 
 
 async def _ask(pid: int, how: Asking, turn: asyncio.Semaphore, stacks_file: Path | None) -> Heard:

@@ -56,6 +56,8 @@ class MachineHistory:
         last_evicted_s: When last.
         last_reason: Why last.
         admitted: Number of evictions that a person has pardoned: it may join again after them.
+        cleared: Number of evictions for its group alone, after which its tests found nothing.
+        finding: What its tests found after it was evicted for its group; empty if never so.
     """
 
     machine: str
@@ -63,6 +65,8 @@ class MachineHistory:
     last_evicted_s: float
     last_reason: str
     admitted: int = 0
+    cleared: int = 0
+    finding: str = ""
 
 
 def after_eviction(
@@ -76,7 +80,26 @@ def after_eviction(
 
 def after_admission(known: Sequence[MachineHistory], machine: str) -> list[MachineHistory]:
     """The histories after a person has said that the machine may join again."""
-    return [replace(h, admitted=h.evictions) if h.machine == machine else h for h in known]
+    return [
+        replace(h, admitted=h.evictions - h.cleared) if h.machine == machine else h for h in known
+    ]
+
+
+def after_tests(
+    known: Sequence[MachineHistory], machine: str, cleared: bool, finding: str
+) -> list[MachineHistory]:
+    """The histories after a machine was tested that had been evicted for its group alone.
+
+    Args:
+        known: The histories.
+        machine: Its name.
+        cleared: Whether it passed, and none of its ranks had stood out with the group's others.
+        finding: What the tests found.
+    """
+    return [
+        replace(h, cleared=h.cleared + cleared, finding=finding) if h.machine == machine else h
+        for h in known
+    ]
 
 
 def history_of(known: Iterable[MachineHistory], machine: str) -> MachineHistory:
@@ -91,9 +114,9 @@ def barred(history: MachineHistory) -> bool:
     """Whether a machine that says it is healthy must not be let back in for that alone.
 
     Ours: the paper lets a repaired machine return. One that was evicted twice has passed the
-    self-check once too often.
+    self-check once too often. Evictions for its group alone do not count once tests have passed.
     """
-    return history.evictions - history.admitted >= EVICTIONS_BEFORE_BARRED
+    return history.evictions - history.admitted - history.cleared >= EVICTIONS_BEFORE_BARRED
 
 
 def with_version(known: Sequence[CodeVersion], version: str, directory: str) -> list[CodeVersion]:

@@ -333,6 +333,8 @@ class TraceReport:
         at_s: When they were.
         evidence: URL of the evidence store, as fsspec writes it.
         ranks: One entry a rank, ascending.
+        manifest: Digest under which the same entries lie in the store: of a large job, that is all
+            that fits into one message.
     """
 
     machine: str
@@ -340,3 +342,4 @@ class TraceReport:
     at_s: float
     evidence: str
     ranks: tuple[RankStacks, ...]
+    manifest: str = ""

@@ -21,6 +21,8 @@ class Finding:
         first_action: What to do first, as what the ranks said last is read: a value of
             `classify.names.Action`; empty when nothing telling was said.
         confidence: Of that reading, 0 to 1.
+        group_only: Those of `machines` at which nothing points but the parallel group that they
+            share with others: they are tested once they are out.
     """
 
     symptom: Symptom
@@ -31,6 +33,40 @@ class Finding:
     killed: bool = False
     first_action: str = ""
     confidence: float = 0.0
+    group_only: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StackRecord:
+    """What the stacks of all ranks said of a hang, asked twice some seconds apart.
+
+    Attributes:
+        at_s: When it was judged.
+        attempt: The attempt that hung.
+        verdict: As in `stacks.verdict.StackVerdict`.
+        next_step: As in `stacks.verdict.NextStep`; empty with an eviction.
+        suspects: Ranks that stand out, ascending; may be there without an eviction.
+        kind: Of the parallel group that they share, as in `stacks.domain.Domain`; or empty.
+        machines: What to evict, by slot.
+        group_only: Those of `machines` at which nothing points but that group.
+        reasons: Sentences, the one that decided first; doubts begin with "Doubt:".
+        evidence: URL of the evidence store.
+        grid: Digest there of the job as a grid in text, suspects marked.
+        picture: Digest there of the same as SVG.
+    """
+
+    at_s: float
+    attempt: int
+    verdict: str
+    next_step: str
+    suspects: tuple[int, ...]
+    kind: str
+    machines: tuple[str, ...]
+    group_only: tuple[str, ...]
+    reasons: tuple[str, ...]
+    evidence: str
+    grid: str
+    picture: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +134,8 @@ class IncidentRecord:
         closed_at_s: When it was closed, or None.
         missing: What the incident waits for while it is held; empty otherwise.
         code_version: The code that ran.
+        stacks: What the ranks' stacks said, each time that they were asked.
+        returned: Evicted machines that passed their tests and wait for a slot again.
         marks: What time went into, in order; see `core.ledger`.
     """
 
@@ -120,4 +158,6 @@ class IncidentRecord:
     closed_at_s: float | None = None
     missing: str = ""
     code_version: str = ""
+    stacks: tuple[StackRecord, ...] = ()
+    returned: tuple[str, ...] = ()
     marks: tuple[Mark, ...] = ()

@@ -29,6 +29,7 @@ class InjectedFault:
         peer: For `link_bad`: the machine at the other end.
         slow_s: For `slow`: how much longer a step takes.
         slow_times: For `slow`: how many times as long the rank computes at a step, at least 1.
+        how: For `hang`: in what the rank is stuck.
     """
 
     name: str
@@ -40,6 +41,7 @@ class InjectedFault:
     peer: str = ""
     slow_s: float = 0.5
     slow_times: float = 1.0
+    how: str = ""
 
     def shows_in(self, check: Check) -> bool:
         """Whether a check can find it."""

@@ -292,6 +292,10 @@ class Detection(SpecPart):
         default=1800.0,
         description="Seconds that an evaluation or a checkpoint may take until three are known.",
     )
+    stacks_apart_s: PositiveFloat = Field(
+        default=2.0,
+        description="Seconds between two looks at where hanging ranks stand.",
+    )
     jump_ratio: Annotated[float, Field(gt=1)] = Field(
         default=5.0, description="Times the usual loss or gradient norm that are noted as a jump."
     )

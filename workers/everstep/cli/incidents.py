@@ -18,11 +18,13 @@ from rich.text import Text
 from temporalio.service import RPCError
 
 from everstep.activities.archive import load_incidents
-from everstep.cli.console import out
+from everstep.activities.evidence import EvidenceStore
+from everstep.cli.console import complain, out
 from everstep.cli.find import RunArgument, find_run, use_server_of
+from everstep.cli.stack_view import show_grid
 from everstep.core import names
-from everstep.core.errors import InputError, TransientError
-from everstep.core.record import IncidentRecord, TimelineEntry
+from everstep.core.errors import EverstepError, InputError, TransientError
+from everstep.core.record import IncidentRecord, StackRecord, TimelineEntry
 from everstep.core.vocabulary import Observer, Outcome
 from everstep.workers import runtime
 from everstep.workers.local.folder import RunFolder
@@ -79,6 +81,17 @@ def show_command(
         return
     out.print(timeline_table(record))
     out.print(Text(summary_line(record)))
+    for stacks in record.stacks:
+        _show_stacks(stacks)
+
+
+def _show_stacks(stacks: StackRecord) -> None:
+    """The grid of one judgement, and where it is kept."""
+    try:
+        show_grid(EvidenceStore(stacks.evidence).get(stacks.grid).decode(errors="replace"))
+    except EverstepError as error:
+        complain(f"the grid of attempt {stacks.attempt} is not there: {error}")
+    out.print(Text(f"attempt {stacks.attempt}, as SVG: {stacks.picture} in {stacks.evidence}"))
 
 
 @app.command("approve")

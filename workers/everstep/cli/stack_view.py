@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import re
+from collections.abc import Collection
 
-from rich import box
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from everstep.cli.console import out
 from everstep.core.groups import Layout
@@ -17,9 +18,6 @@ from everstep.core.stacks.verdict import Judgement
 from everstep.core.stacks.words import ranks_text, runs_text
 
 _STYLES = {Mark.SUSPECT: "bold white on red", Mark.EVICTED: "black on yellow", Mark.SILENT: "dim"}
-_SIGNS = {Mark.SUSPECT: "!", Mark.EVICTED: "~", Mark.SILENT: "?", Mark.OTHER: ""}
-_ROWS_SHOWN = 16
-_STAGES_SHOWN = 16
 
 
 def show_groups(snapshot: Snapshot, world_size: int) -> None:
@@ -53,38 +51,12 @@ def show_judgement(layout: Layout, judgement: Judgement, silent: Collection[int]
         table.add_row("next", judgement.next_step.value.replace("_", " "))
     out.print(table)
     out.print()
-    _show_grid(layout, picture.marks(layout, judgement, silent))
+    show_grid(picture.text(layout, judgement, silent))
 
 
-def _show_grid(layout: Layout, marked: Mapping[int, Mark]) -> None:
-    grid = picture.rows(layout)
-    telling = [row for row in grid if any(r in marked for stage in row.stages for r in stage)]
-    shown = grid if len(grid) <= _ROWS_SHOWN else telling[:_ROWS_SHOWN]
-    stages = _stages(layout, shown, marked)
-    table = Table("", *(f"pp {stage}" for stage in stages), box=box.SIMPLE_HEAD)
-    for row in shown:
-        cells = [
-            " ".join(_cell(rank, marked.get(rank, Mark.OTHER)) for rank in row.stages[stage])
-            for stage in stages
-        ]
-        table.add_row(row.title, *cells)
-    out.print(table)
-    if len(shown) < len(grid):
-        out.print(f"{len(grid) - len(shown)} other rows are not shown.")
-    out.print("! suspect   ~ evicted with it   ? did not answer", markup=False)
-
-
-def _stages(layout: Layout, shown: Sequence[picture.Row], marked: Mapping[int, Mark]) -> list[int]:
-    if layout.pp <= _STAGES_SHOWN:
-        return list(range(layout.pp))
-    telling = [
-        stage
-        for stage in range(layout.pp)
-        if any(rank in marked for row in shown for rank in row.stages[stage])
-    ]
-    return telling[:_STAGES_SHOWN]
-
-
-def _cell(rank: int, mark: Mark) -> str:
-    text = f"{rank}{_SIGNS[mark]}"
-    return f"[{_STYLES[mark]}]{text}[/]" if mark in _STYLES else text
+def show_grid(grid: str) -> None:
+    """A grid in text, with colours where a terminal has them."""
+    shown = Text(grid.rstrip("\n"))
+    for mark, style in _STYLES.items():
+        shown.highlight_regex(rf"\d+{re.escape(picture.SIGNS[mark])}", style)
+    out.print(shown)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from everstep.activities.archive import FileArchive
+from everstep.activities.evidence import EvidenceStore
 from everstep.activities.local_cluster import LocalCluster
+from everstep.activities.stacks import StackJudge
 from everstep.activities.webhook import Webhook
 from everstep.workers import registry, runtime, settings, stopping
 from everstep.workers.local.folder import RunFolder
@@ -12,12 +14,14 @@ from everstep.workers.local.folder import RunFolder
 async def main() -> int:
     """Poll until told to stop."""
     stop = stopping.stop_requested()
-    folder = RunFolder(settings.from_environment().run_directory)
+    given = settings.from_environment()
+    folder = RunFolder(given.run_directory)
     worker = registry.controller(
         await runtime.connect(),
         LocalCluster(folder.evictions),
         FileArchive(folder.incidents),
         Webhook(settings.secrets()),
+        StackJudge(EvidenceStore(given.evidence_url())),
     )
     async with worker:
         await stop.wait()

@@ -13,6 +13,7 @@ from everstep.activities.archive import FileArchive
 from everstep.activities.checks import CheckActivities, Checked
 from everstep.activities.local_cluster import LocalCluster
 from everstep.activities.machine import Machine, MachineActivities
+from everstep.activities.stacks import StackJudge
 from everstep.activities.trace import TraceActivities
 from everstep.activities.webhook import Webhook
 from everstep.core import names
@@ -23,14 +24,18 @@ GRACE = timedelta(seconds=3)
 
 
 def controller(
-    client: Client, cluster: LocalCluster, archive: FileArchive, webhook: Webhook
+    client: Client,
+    cluster: LocalCluster,
+    archive: FileArchive,
+    webhook: Webhook,
+    stacks: StackJudge,
 ) -> Worker:
     """Workflows, and activities that any controller may run."""
     return Worker(
         client,
         task_queue=names.CONTROLLER_QUEUE,
         workflows=runtime.WORKFLOWS,
-        activities=[cluster.evict, archive.save_incident, webhook.page],
+        activities=[cluster.evict, archive.save_incident, webhook.page, stacks.judge],
         workflow_runner=runtime.workflow_runner(),
         workflow_failure_exception_types=list(runtime.WORKFLOW_FAILURE_TYPES),
         sticky_queue_schedule_to_start_timeout=runtime.STICKY_TIMEOUT,

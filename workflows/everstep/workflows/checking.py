@@ -62,6 +62,22 @@ async def _check_machines(now: Situation, finding: Finding) -> Tested:
     return Tested(ClimbOutcome.PASSED, (), f"all machines passed: {done}")
 
 
+async def check_apart(now: Situation, machines: Sequence[MachineInfo]) -> dict[str, CheckResult]:
+    """Test machines that hold no slot, while the job goes on without them.
+
+    Returns:
+        By machine: the first result that is not healthy, else the last one.
+    """
+    kinds = [Check.GPU, Check.MACHINE, *([Check.LINKS] if len(machines) > 1 else [])]
+    found: dict[str, CheckResult] = {}
+    for check in kinds:
+        for result in await _results(now, machines, check, now.record.finding):
+            before = found.get(result.machine)
+            if before is None or before.verdict is Verdict.HEALTHY:
+                found[result.machine] = result
+    return found
+
+
 async def _results(
     now: Situation, machines: Sequence[MachineInfo], check: Check, finding: Finding
 ) -> list[CheckResult]:

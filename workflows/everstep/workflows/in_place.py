@@ -115,6 +115,8 @@ def _blame(now: Situation, error: restart.MachinesRefusedError) -> None:
 async def _fill_slots(now: Situation) -> None:
     """Give every vacant slot to a machine of the pool; wait for machines where it is empty."""
     lacking = len(now.vacant) - len(now.waiting())
+    if lacking > 0 and now.in_test:
+        lacking = await _after_tests(now, lacking)
     if lacking > 0:
         slots = restart.ranks_text(now.vacant)
         await now.hold(
@@ -132,6 +134,21 @@ async def _fill_slots(now: Situation) -> None:
         now.story.change(replacements=(*now.record.replacements, taken.machine))
     now.vacant = []
     now.assignment = replace(now.assignment, slots=tuple(slots_now))
+
+
+async def _after_tests(now: Situation, lacking: int) -> int:
+    """Wait for those who may come back, before a person is called; how many are lacking then.
+
+    Raises:
+        OvertakenError: Newer evidence came first.
+    """
+    now.story.tell(f"{lacking} lacking: waits for the tests of {', '.join(now.in_test)}")
+    await workflow.wait_condition(
+        lambda: len(now.waiting()) >= len(now.vacant) or not now.in_test or now.overtaken()
+    )
+    if now.overtaken():
+        raise OvertakenError
+    return len(now.vacant) - len(now.waiting())
 
 
 async def _first_step(now: Situation, step: int) -> bool:

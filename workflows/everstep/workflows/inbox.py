@@ -27,6 +27,11 @@ class Inbox:
         """More evidence."""
         self._alerts += alerts
 
+    @property
+    def round(self) -> list[Alert]:
+        """What came in this round."""
+        return self._alerts[self._round_from :]
+
     def begin_round(self) -> None:
         """A round begins: what has not been judged yet is its evidence."""
         self._round_from = self._judged

@@ -1,8 +1,9 @@
 """The incident workflow: from an alert back to stable training, one rung at a time.
 
-One round is: let the evidence settle, stop the ranks, say what happened, climb, restart in place,
-see a new step. A round that is overtaken by newer evidence (a second machine goes, the restart
-fails) gives way to the next one, which starts from everything known by then.
+One round is: let the evidence settle, ask ranks that hang where they stand, stop the ranks, say
+what happened, climb, restart in place, see a new step. A round that is overtaken by newer evidence
+(a second machine goes, the restart fails) gives way to the next one, which starts from everything
+known by then.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from everstep.core.updates import Update
 from everstep.core.vocabulary import Symptom
 from everstep.workflows import restart, story
 from everstep.workflows.in_place import redone, restart_in_place
+from everstep.workflows.locating import locate, went_on
 from everstep.workflows.messages import Approval, IncidentInput, IncidentResult
+from everstep.workflows.returning import settle_tests
 from everstep.workflows.rungs import climb
 from everstep.workflows.situation import OvertakenError, Situation
 from everstep.workflows.stopping import stop_and_classify
@@ -114,8 +117,11 @@ class ResolveIncident:
             summary="let the evidence settle",
         )
         now.inbox.begin_round()
+        stacks = await locate(now)
+        if stacks is not None and await went_on(now, stacks):
+            return True
         before = now.record
-        finding = await stop_and_classify(now)
+        finding = await stop_and_classify(now, stacks)
         if self._recovered() and not evidence.same_failure(finding, before.finding):
             self._leave_to_another(before)
             return True
@@ -179,6 +185,7 @@ class ResolveIncident:
 
     async def _close(self) -> IncidentResult:
         now = self._now
+        await settle_tests(now)
         now.story.closed(
             "closed: another failure begins" if now.overtaken() else "closed: training is stable"
         )

@@ -29,6 +29,7 @@ from everstep.workflows.messages import (
     JobResult,
     JobState,
     JobStatus,
+    TestedMachine,
 )
 from everstep.workflows.remembering import bar, remember, remember_eviction
 from everstep.workflows.update_desk import Told, UpdateDesk
@@ -51,9 +52,9 @@ class RunJob(UpdateDesk):
     """Runs one job from its first start to the end of its last rank.
 
     Signals: `report_alerts`, `machine_joined`, `ranks_finished`, `copy_damaged` (from agents and
-    the analyzer), `assigned`, `machine_evicted`, `updates_made`, `incident_closed` (from the open
-    incident), `admit`, `push_update` (from a person). Updates: `hot_update`, `cancel_update`.
-    Query: `status`.
+    the analyzer), `assigned`, `machine_evicted`, `machine_tested`, `updates_made`,
+    `incident_closed` (from the open incident), `admit`, `push_update` (from a person). Updates:
+    `hot_update`, `cancel_update`. Query: `status`.
     """
 
     @workflow.init
@@ -91,6 +92,9 @@ class RunJob(UpdateDesk):
                     self.report_alerts([_replaced(held, machine)])
                 return
         if any(known == machine for known in self._state.pool):
+            return
+        if machine in self._state.in_test:
+            # The open incident will say what comes of it.
             return
         if memory.barred(memory.history_of(self._state.machines, machine.machine)):
             bar(self._state, machine)
@@ -144,6 +148,21 @@ class RunJob(UpdateDesk):
         """The open incident has taken a machine out."""
         remember_eviction(self._state, eviction)
         self._state.out.append(eviction.machine)
+        if eviction.tested:
+            self._state.in_test += [i for i in self._slots() if i.machine == eviction.machine]
+
+    @workflow.signal
+    def machine_tested(self, tested: TestedMachine) -> None:
+        """A machine that was evicted for its group alone was tested."""
+        name = tested.machine.machine
+        cleared = tested.healthy and not tested.suspected
+        self._state.in_test = [info for info in self._state.in_test if info.machine != name]
+        self._state.machines = memory.after_tests(
+            self._state.machines, name, cleared, tested.finding
+        )
+        # An agent that was started anew meanwhile has joined by itself.
+        if tested.healthy and all(known.machine != name for known in self._state.pool):
+            self._state.pool.append(tested.machine)
 
     @workflow.signal
     def incident_closed(self, result: IncidentResult) -> None:
@@ -155,6 +174,11 @@ class RunJob(UpdateDesk):
         self._state.assignment = result.assignment
         self._state.evictions = [*self._state.evictions, *result.evictions]
         remember(self._state, result, workflow.now().timestamp())
+        self._state.in_test = []
+        if result.record.restored_step is None:
+            # The attempt goes on: what was said of it may come true again.
+            keys = self._state.recent_keys
+            self._state.recent_keys = [key for key in keys if key not in result.settled]
         unsettled = [alert for alert in self._state.handed if alert.key not in result.settled]
         self._state.pending = [*unsettled, *self._state.pending]
         self._state.handed = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from everstep.core.groups import Layout
 from everstep.core.memory import CodeVersion, MachineHistory
 from everstep.core.model import Alert, Assignment, MachineInfo
 from everstep.core.record import IncidentRecord, TimelineEntry
@@ -62,6 +63,7 @@ class JobState:
         attempt_at_s: When the current attempt was seen to run.
         noted: Newest alerts that did not call for action, oldest first, bounded.
         notes: What a person may want to know and no incident tells, oldest first, bounded.
+        in_test: Evicted machines whose agents live on and are tested by the open incident.
         updates: Changes that were asked for, oldest first, bounded.
         num_updates: How many were accepted so far.
     """
@@ -84,6 +86,7 @@ class JobState:
     attempt_at_s: float = 0.0
     noted: list[Alert] = field(default_factory=list[Alert])
     notes: list[TimelineEntry] = field(default_factory=list[TimelineEntry])
+    in_test: list[MachineInfo] = field(default_factory=list[MachineInfo])
     updates: list[Update] = field(default_factory=list[Update])
     num_updates: int = 0
 
@@ -171,11 +174,38 @@ class IncidentResult:
 
 @dataclass(frozen=True, slots=True)
 class Eviction:
-    """A machine is out, as the open incident tells its job at once."""
+    """A machine is out, as the open incident tells its job at once.
+
+    Attributes:
+        machine: Its name.
+        at_s: When.
+        reason: One sentence.
+        tested: Whether its agent lives on and is tested: it joins again by what that says.
+    """
 
     machine: str
     at_s: float
     reason: str
+    tested: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TestedMachine:
+    """What the tests say of a machine that was evicted for its group alone.
+
+    Attributes:
+        machine: The machine as it was evicted.
+        healthy: Whether it may take a slot again.
+        suspected: Whether a rank of its own stood out with the others of the group.
+        finding: One sentence.
+    """
+
+    __test__ = False
+
+    machine: MachineInfo
+    healthy: bool
+    suspected: bool
+    finding: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +221,38 @@ class EvictOrder:
     machine: MachineInfo
     incident: int
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class MachineStacks:
+    """What one machine said of its ranks in one look at the job, by reference.
+
+    Attributes:
+        machine: Its name.
+        evidence: URL of the evidence store; empty when it said nothing.
+        manifest: Digest there of the list of its ranks' dumps; empty when it said nothing.
+        why: Why it said nothing; else empty.
+    """
+
+    machine: str
+    evidence: str = ""
+    manifest: str = ""
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeOrder:
+    """Say who holds a job up.
+
+    Attributes:
+        title: What the picture is called.
+        layout: The job.
+        looks: One entry a look, in order of time: machines by slot.
+    """
+
+    title: str
+    layout: Layout
+    looks: tuple[tuple[MachineStacks, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)

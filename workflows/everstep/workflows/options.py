@@ -124,6 +124,12 @@ TRACE = CallOptions(
     schedule_to_start=_ANSWER,
     heartbeat=timedelta(seconds=2),
 )
+JUDGE = CallOptions(
+    # 9,600 ranks, twice, are judged within 2 s; the time goes into reading them from the store.
+    start_to_close=timedelta(minutes=1),
+    schedule_to_close=timedelta(minutes=2),
+    heartbeat=timedelta(seconds=5),
+)
 
 
 def check(deadline_s: float) -> CallOptions:

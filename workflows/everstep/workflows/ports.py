@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 
 from temporalio import activity
 
+from everstep.core.hang import JudgedStacks
 from everstep.core.model import StepSeen
 from everstep.core.orders import (
     CheckOrder,
@@ -29,7 +30,7 @@ from everstep.core.orders import (
 )
 from everstep.core.record import IncidentRecord
 from everstep.core.trial import ReplayOrder, ReplayReport
-from everstep.workflows.messages import AwaitStep, EvictOrder, PageOrder
+from everstep.workflows.messages import AwaitStep, EvictOrder, JudgeOrder, PageOrder
 
 
 class MachinePort(ABC):
@@ -68,6 +69,15 @@ class TracePort(ABC):
     @abstractmethod
     async def trace(self, order: TraceOrder) -> TraceReport:
         """Keep every rank's stacks as evidence; a second call asks again."""
+
+
+class StackPort(ABC):
+    """What the stacks of all ranks mean; any controller can read them."""
+
+    @activity.defn(name="stacks.judge")
+    @abstractmethod
+    async def judge(self, order: JudgeOrder) -> JudgedStacks:
+        """Say who holds the job up; a second call reads and says the same."""
 
 
 class CheckPort(ABC):

@@ -11,6 +11,7 @@ from dataclasses import replace
 from temporalio import workflow
 
 from everstep.core import ladder, memory
+from everstep.core.model import MachineInfo
 from everstep.core.record import Finding
 from everstep.core.vocabulary import ClimbOutcome, Mode, Rung
 from everstep.workflows import options
@@ -18,6 +19,7 @@ from everstep.workflows.checking import check_machines
 from everstep.workflows.messages import Eviction, EvictOrder
 from everstep.workflows.ports import ClusterPort
 from everstep.workflows.replaying import replay_job
+from everstep.workflows.returning import begin_tests
 from everstep.workflows.situation import OvertakenError, Situation
 from everstep.workflows.tested import Tested
 
@@ -52,7 +54,7 @@ async def climb(now: Situation, finding: Finding) -> None:
             await _test(now, finding, decision)
         else:
             now.story.climbed(finding, decision, attempt)
-            await _perform(now, decision)
+            await _perform(now, finding, decision)
             return
 
 
@@ -70,31 +72,40 @@ async def _test(now: Situation, finding: Finding, decision: ladder.Decision) -> 
         raise OvertakenError
 
 
-async def _perform(now: Situation, decision: ladder.Decision) -> None:
+async def _perform(now: Situation, finding: Finding, decision: ladder.Decision) -> None:
     if decision.rung is Rung.EVICT:
-        await _evict(now, decision)
+        await _evict(now, finding, decision)
     elif decision.rung is Rung.ROLLBACK:
         _roll_back(now, decision)
 
 
-async def _evict(now: Situation, decision: ladder.Decision) -> None:
+async def _evict(now: Situation, finding: Finding, decision: ladder.Decision) -> None:
     now.evicting += decision.machines
+    apart: list[tuple[MachineInfo, bool]] = []
+    suspected = now.job.spec.layout().machines_of(finding.ranks)
     for slot, info in enumerate(now.assignment.slots):
         machine = info.machine
         if machine not in decision.machines or slot in now.vacant:
             continue
-        await workflow.execute_activity_method(
-            ClusterPort.evict,
-            EvictOrder(info, now.record.incident, decision.reason),
-            **options.EVICT.config(f"evict {machine}: {decision.reason}"),
-        )
+        tested = machine in finding.group_only
+        if tested:
+            apart.append((info, slot in suspected))
+        else:
+            await workflow.execute_activity_method(
+                ClusterPort.evict,
+                EvictOrder(info, now.record.incident, decision.reason),
+                **options.EVICT.config(f"evict {machine}: {decision.reason}"),
+            )
         now.vacant.append(slot)
         at_s = workflow.now().timestamp()
         now.evictions.append((at_s, machine))
         if now.whole_ladder:
-            await now.tell_job("machine_evicted", Eviction(machine, at_s, decision.reason))
-        now.story.tell(f"{machine} is out of slot {slot}")
+            eviction = Eviction(machine, at_s, decision.reason, tested)
+            await now.tell_job("machine_evicted", eviction)
+        what = ", and is tested: its group is suspected" if tested else ""
+        now.story.tell(f"{machine} is out of slot {slot}{what}")
     now.story.change(evicted=(*now.record.evicted, *decision.machines))
+    begin_tests(now, apart)
 
 
 def _roll_back(now: Situation, decision: ladder.Decision) -> None:

@@ -21,7 +21,13 @@ from everstep.core.vocabulary import Observer, Outcome, Rung, Spent, Symptom
 from everstep.workflows import paging
 from everstep.workflows.chronicle import Chronicle
 from everstep.workflows.inbox import Inbox
-from everstep.workflows.messages import Eviction, IncidentInput, IncidentResult, UpdatesMade
+from everstep.workflows.messages import (
+    Eviction,
+    IncidentInput,
+    IncidentResult,
+    TestedMachine,
+    UpdatesMade,
+)
 
 T = TypeVar("T")
 
@@ -51,6 +57,9 @@ class Situation:
         self.stopped: list[MachineReport] = []
         self.vacant: list[int] = []
         self.evicting: list[str] = []
+        self.in_test: dict[str, tuple[MachineInfo, bool]] = {}
+        """Evicted machines under test, each with whether a rank of its own stood out."""
+        self.tests: list[asyncio.Task[None]] = []
         self.restarts_without_progress = 0
         self.newest_exit_step: int | None = None
         self.job_finished = False
@@ -229,7 +238,9 @@ class Situation:
         return unavailable
 
     async def tell_job(
-        self, signal: str, value: Assignment | Eviction | IncidentResult | UpdatesMade
+        self,
+        signal: str,
+        value: Assignment | Eviction | TestedMachine | IncidentResult | UpdatesMade,
     ) -> None:
         """Signal the job; a job that is gone needs no telling."""
         job_id = names.job_workflow_id(self.job.spec.name)

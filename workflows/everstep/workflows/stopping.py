@@ -8,17 +8,22 @@ from collections.abc import Sequence
 from temporalio import workflow
 from temporalio.exceptions import ActivityError
 
-from everstep.core import evidence, memory
+from everstep.core import evidence, hang, memory
 from everstep.core.model import Alert, MachineInfo, RankExit
 from everstep.core.orders import MachineReport
-from everstep.core.record import Finding
+from everstep.core.record import Finding, StackRecord
 from everstep.core.vocabulary import Symptom
 from everstep.workflows import restart
 from everstep.workflows.situation import Situation
 
 
-async def stop_and_classify(now: Situation) -> Finding:
-    """Stop all ranks; the reports of how they ended are the best evidence there is."""
+async def stop_and_classify(now: Situation, stacks: StackRecord | None) -> Finding:
+    """Stop all ranks; the reports of how they ended are the best evidence there is.
+
+    Args:
+        now: The incident.
+        stacks: Where ranks that hang stood before, if they were asked.
+    """
     reports, silent = await _stop(now)
     occupied = now.occupied()
     alerts = now.inbox.judge()
@@ -31,6 +36,7 @@ async def stop_and_classify(now: Situation) -> Finding:
         exits,
         sorted(i.machine for i in occupied if i.machine in silent or now.inbox.is_lost(i)),
     )
+    finding = hang.sharpened(finding, stacks)
     newest = [step for report in now.stopped for c in report.copies for step in c.steps]
     # Memory that went with its machines tells nothing any more.
     newest += [alert.step for alert in alerts if alert.step is not None]

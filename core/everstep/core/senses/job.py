@@ -94,12 +94,13 @@ class JobSenses:
 
     def look(self, now_s: float) -> list[Alert]:
         """What the passing of time alone means."""
-        if Symptom.JOB_HANG in self._raised:
-            return []
         hang = self._silence.look(now_s)
         if hang is None:
+            # They were slow and went on by themselves: the next silence is another one.
+            self._raised.pop(Symptom.JOB_HANG, None)
             return [] if self._slow is None else self._slow.look(now_s, self._pace.declined)
-        return self._raise(Symptom.JOB_HANG, hang.attempt, now_s, f"the job hangs: {hang}")
+        detail, step = f"the job hangs: {hang}", hang.step if hang.step >= 0 else None
+        return self._raise(Symptom.JOB_HANG, hang.attempt, now_s, detail, step)
 
     def lost(self, machine: str) -> None:
         """A machine's agent is lost: its ranks' silence means no more than that."""
@@ -198,11 +199,13 @@ class JobSenses:
             return unobservable("job.silence", "job", "no rank reports its steps")
         return healthy("job.silence", "job", f"step {self._silence.front_step}")
 
-    def _raise(self, symptom: Symptom, attempt: int, at_s: float, detail: str) -> list[Alert]:
+    def _raise(
+        self, symptom: Symptom, attempt: int, at_s: float, detail: str, step: int | None = None
+    ) -> list[Alert]:
         """Raise what stops training, once an attempt."""
         if symptom in self._raised:
             return []
-        self._raised[symptom] = Alert(Observer.ANALYZER, symptom, at_s, detail, attempt)
+        self._raised[symptom] = Alert(Observer.ANALYZER, symptom, at_s, detail, attempt, step=step)
         return [self._raised[symptom]]
 
     def _turn_to(self, attempt: int) -> None:

@@ -28,7 +28,7 @@ from everstep.core.stacks.dump import Snapshot
 from everstep.core.stacks.evidence import Look, look
 from everstep.core.stacks.moving import goes_on, moved_ranks, ranks_that_completed
 from everstep.core.stacks.roles import Places
-from everstep.core.stacks.verdict import Judgement, NextStep, StackVerdict
+from everstep.core.stacks.verdict import DOUBT, Judgement, NextStep, StackVerdict
 from everstep.core.stacks.words import ranks_text
 
 SCATTERED_RATIO = 0.02
@@ -86,7 +86,8 @@ def judge(layout: Layout, snapshots: Sequence[Snapshot]) -> Judgement:
         )
         return _unobservable(looks[-1], doubts, stuck, last.reasons)
     reasons = (*last.reasons, _reach(domain), *_as_doubts(doubts))
-    return Judgement(StackVerdict.EVICT, stuck, domain, reasons)
+    by_group = not last.each_on_evidence
+    return Judgement(StackVerdict.EVICT, stuck, domain, reasons, by_group=by_group)
 
 
 def _suspicion(layout: Layout, seen: Look, doubts: list[str]) -> _Suspicion | None:
@@ -237,7 +238,7 @@ def _children(layout: Layout, seen: Look) -> _Suspicion | None:
 
 def _reach(domain: Domain) -> str:
     count = len(domain.machines)
-    machines = f"machine {domain.machines[0]}" if count == 1 else f"{count} machines"
+    machines = f"the machine in slot {domain.machines[0]}" if count == 1 else f"{count} machines"
     if domain.kind == MACHINE:
         return f"no group lies within {machines}, which goes alone"
     if domain.num_parts > 1:
@@ -282,7 +283,7 @@ def _why(seen: Look) -> tuple[tuple[str, ...], NextStep]:
 
 
 def _as_doubts(sentences: Sequence[str]) -> tuple[str, ...]:
-    return tuple(f"Doubt: {sentence}" for sentence in _shortened(sentences))
+    return tuple(f"{DOUBT}{sentence}" for sentence in _shortened(sentences))
 
 
 _SENTENCES_SHOWN = 8

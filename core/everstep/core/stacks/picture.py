@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from html import escape
@@ -16,6 +16,8 @@ _GAP = 10
 _LEFT = 110
 _TOP = 70
 _LEGEND_STEP = 130
+_MOST_ROWS = 16
+_MOST_STAGES = 16
 
 
 class Mark(StrEnum):
@@ -26,6 +28,8 @@ class Mark(StrEnum):
     SILENT = "did not answer"
     OTHER = "ordinary"
 
+
+SIGNS = {Mark.SUSPECT: "!", Mark.EVICTED: "~", Mark.SILENT: "?", Mark.OTHER: ""}
 
 COLOURS = {
     Mark.SUSPECT: "#d62728",
@@ -70,6 +74,41 @@ def marks(layout: Layout, judgement: Judgement, silent: Collection[int]) -> dict
         found.update(dict.fromkeys(layout.ranks_of(slot), Mark.EVICTED))
     found.update(dict.fromkeys(judgement.suspect_ranks, Mark.SUSPECT))
     return found
+
+
+def text(layout: Layout, judgement: Judgement, silent: Collection[int]) -> str:
+    """The grid in characters; of a large job, the rows and stages where somebody is marked."""
+    marked = marks(layout, judgement, silent)
+    grid = rows(layout)
+    telling = [row for row in grid if any(r in marked for stage in row.stages for r in stage)]
+    shown = grid if len(grid) <= _MOST_ROWS else telling[:_MOST_ROWS]
+    stages = _stages(layout, shown, marked)
+    lines = [("", *(f"pp {stage}" for stage in stages))]
+    lines += [(row.title, *(_cell(row.stages[stage], marked) for stage in stages)) for row in shown]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    drawn = [
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    ]
+    if len(shown) < len(grid):
+        drawn.append(f"{len(grid) - len(shown)} other rows are not shown.")
+    legend = "   ".join(f"{SIGNS[mark]} {mark}" for mark in Mark if SIGNS[mark])
+    return "\n".join([*drawn, legend, ""])
+
+
+def _stages(layout: Layout, shown: Sequence[Row], marked: Mapping[int, Mark]) -> list[int]:
+    if layout.pp <= _MOST_STAGES:
+        return list(range(layout.pp))
+    telling = [
+        stage
+        for stage in range(layout.pp)
+        if any(rank in marked for row in shown for rank in row.stages[stage])
+    ]
+    return telling[:_MOST_STAGES]
+
+
+def _cell(ranks: Sequence[int], marked: Mapping[int, Mark]) -> str:
+    return " ".join(f"{rank}{SIGNS[marked.get(rank, Mark.OTHER)]}" for rank in ranks)
 
 
 def svg(layout: Layout, judgement: Judgement, silent: Collection[int], title: str) -> str:

@@ -7,6 +7,9 @@ from enum import StrEnum
 
 from everstep.core.stacks.domain import Domain
 
+DOUBT = "Doubt: "
+"""How a sentence begins that speaks against the verdict, or of what could not be told."""
+
 
 class StackVerdict(StrEnum):
     """What to do about a hang, as far as stacks tell."""
@@ -37,6 +40,8 @@ class Judgement:
         domain: What the suspects share; None without an eviction.
         reasons: Sentences: the evidence that decided first, doubts last, which begin with "Doubt:".
         next_step: What to do next when nobody is evicted.
+        by_group: Whether the evidence points at no rank by itself: suspects only stand apart from
+            the others, and all but one of them may do so because of that one.
     """
 
     verdict: StackVerdict
@@ -44,6 +49,7 @@ class Judgement:
     domain: Domain | None
     reasons: tuple[str, ...]
     next_step: NextStep = NextStep.NONE
+    by_group: bool = False
 
     @property
     def evict_machines(self) -> tuple[int, ...]:

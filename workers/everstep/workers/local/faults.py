@@ -69,16 +69,33 @@ OPTIONS = {
     "bit=30": "sdc: the bit of a float32 that flips",
     "by=0.5": "slow: by how many seconds",
     "times=1.3": "slow: how many times as long the machine's first rank computes",
+    "how=python": "hang: stuck in a lock of Python's (python), in a call that keeps the"
+    " interpreter's lock (native), in a data loader whose worker is (loader), stopped by a signal"
+    " (stop), or away from the reductions of its tensor-parallel group (skip)",
 }
 
 _FORM = re.compile(
     r"(?P<kind>[a-z_]+)@(?P<step>\d+)(?:\+(?P<delay>\d+(?:\.\d+)?))?(?::(?P<target>[\w.-]+))?"
     r"(?:,(?P<options>[\w.=,]+))?"
 )
-_OPTION = re.compile(r"(?P<name>once|hidden|gross|p|bit|by|times)(?:=(?P<value>\d+(?:\.\d+)?))?")
+HANGS = ("python", "native", "loader", "stop", "skip")
+"""In what a rank may be stuck."""
 
-_VALUED = ("p", "bit", "by", "times")
-_ONLY = {"hidden": "sdc", "gross": "sdc", "bit": "sdc", "by": "slow", "times": "slow"}
+_OPTION = re.compile(
+    r"(?:(?P<flag>once|hidden|gross)"
+    r"|(?P<number>p|bit|by|times)=(?P<value>\d+(?:\.\d+)?)"
+    rf"|(?P<word>how)=(?:{'|'.join(HANGS)}))"
+)
+
+_ONLY_OF = {
+    "hidden": FaultKind.SDC,
+    "gross": FaultKind.SDC,
+    "bit": FaultKind.SDC,
+    "by": FaultKind.SLOW,
+    "times": FaultKind.SLOW,
+    "how": FaultKind.HANG,
+}
+
 _IN_RANGE: dict[str, Callable[[float], bool]] = {
     "p": lambda value: 0 < value <= 1,
     "bit": lambda value: value in range(32),
@@ -140,6 +157,7 @@ class Fault:
             peer=next((other for other in self.machines if other != machine), ""),
             slow_s=float(given.get("by", 0.0 if "times" in given else 0.5)),
             slow_times=float(given.get("times", 1.0)),
+            how=given.get("how", HANGS[0]) if self.kind is FaultKind.HANG else "",
         )
 
 
@@ -208,13 +226,14 @@ def _machines(text: str, kind: FaultKind, target: str, machines: Sequence[str]) 
 def _check_options(text: str, kind: FaultKind, options: Sequence[str]) -> None:
     for option in options:
         found = _OPTION.fullmatch(option)
-        if found is None or (found["name"] in _VALUED) != bool(found["value"]):
+        if found is None:
             raise InputError(f"--fault {text}", f"option {option} is not understood", _FIX)
-        only = _ONLY.get(found["name"])
+        name = found["flag"] or found["number"] or found["word"]
+        only = _ONLY_OF.get(name)
         always = kind is FaultKind.LINK_BAD or kind not in BROKEN
         if always or (only is not None and kind != only):
-            raise InputError(f"--fault {text}", f"{kind} has no option {found['name']}", _FIX)
-        if not _IN_RANGE.get(found["name"], bool)(float(found["value"] or 1)):
+            raise InputError(f"--fault {text}", f"{kind} has no option {name}", _FIX)
+        if not _IN_RANGE.get(name, bool)(float(found["value"] or 1)):
             raise InputError(f"--fault {text}", f"option {option} is out of range", _FIX)
 
 
