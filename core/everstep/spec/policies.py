@@ -255,6 +255,15 @@ class Checkpoint(SpecPart):
             " no checkpoint either."
         ),
     )
+    replicated: Annotated[tuple[str, ...], Field(strict=False)] = Field(
+        default=(),
+        examples=["[model, optimizer]"],
+        description=(
+            "Keys of the saved state (deeper ones with dots: train.model) whose tensors are equal"
+            " on all ranks of a DP group. Each rank keeps and backs up only its share of them, and"
+            " a restart fetches the others' shares from their machines."
+        ),
+    )
     storage: Storage | None = Field(
         default=None,
         examples=["{path: s3://bucket/checkpoints, every_s: 1800}"],
