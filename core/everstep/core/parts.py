@@ -135,7 +135,7 @@ def cut(spans: Sequence[Span], num_parts: int) -> tuple[int, ...]:
         num_parts: How many parts, > 0; some are empty when there are too few rows.
 
     Returns:
-        `num_parts` + 1 multiples of `ALIGNMENT_BYTES`, but for the last, which is the end.
+        `num_parts` + 1 bounds; all but those at the end are multiples of `ALIGNMENT_BYTES`.
     """
     total = spans[-1].end if spans else 0
     offsets = [span.offset for span in spans]
