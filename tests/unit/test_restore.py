@@ -1,11 +1,10 @@
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import assume, given, settings, strategies as st
 from tests.unit.layouts import PAPER_ORDER, layouts
 
 from everstep.core.groups import Layout
@@ -186,34 +185,32 @@ def test_any_single_machine_can_be_lost(layout: Layout, data: st.DataObject) -> 
         assert wanted_by(layout, backup, slot) <= set(after[slot])
 
 
-@pytest.mark.parametrize("gpus", [1, 2, 4, 8])
-@pytest.mark.parametrize("order", [("tp", "pp", "dp"), ("tp", "dp", "pp"), ("dp", "tp", "pp")])
+SIZES = st.sampled_from([1, 2, 4, 8])
+ORDERS = st.sampled_from([("tp", "pp", "dp"), ("tp", "dp", "pp"), ("dp", "tp", "pp")])
+
+
+@given(tp=SIZES, pp=SIZES, dp=SIZES, gpus=SIZES, order=ORDERS, data=st.data())
+@settings(deadline=None, max_examples=60)
 def test_a_whole_group_can_be_lost_when_each_rank_keeps_a_part(
-    gpus: int, order: tuple[str, ...]
+    tp: int, pp: int, dp: int, gpus: int, order: tuple[str, ...], data: st.DataObject
 ) -> None:
-    """Of every part a copy is left, and comes to all who need it, in every layout up to 8 each."""
-    lost_anyway = groups_lost = 0
-    for tp, pp, dp in itertools.product((1, 2, 4, 8), repeat=3):
-        if tp * pp * dp % gpus or tp * pp * dp // gpus < 2:
-            continue
-        layout = Layout(gpus, tp=tp, pp=pp, dp=dp, order=order)
-        backup = backup_placement(layout)
-        exposed = {one.group.machines for one in exposed_groups(layout, backup)}
-        memory = full_memory(layout, backup, own={4, 5}, copy={4, 5})
-        # A group of each kind, as any other of its kind is like it, and one off the corner.
-        for kind, rank in itertools.product(layout.wide_kinds, {0, layout.world_size - 1}):
-            gone = layout.machines_of_group(kind, rank)
-            left = {s: {} if s in gone else dict(held) for s, held in memory.items()}
-            told = in_parts(reports(left)) if dp > 1 else reports(left)
-            plan = plan_restore(told, machines(layout), layout, backup)
-            groups_lost += 1
-            if gone in exposed:
-                lost_anyway += 1
-                assert plan.step == FROM_THE_BEGINNING
-                continue
-            assert (plan.step, plan.missing) == (5, {})
-            assert_states_complete(plan, left, layout, backup)
-    assert groups_lost > lost_anyway
+    """Of every part a copy is left wherever the plan says so, and comes to all who need it."""
+    assume((tp * pp * dp) % gpus == 0 and tp * pp * dp > gpus)
+    layout = Layout(gpus, tp=tp, pp=pp, dp=dp, order=order)
+    backup = backup_placement(layout)
+    memory = full_memory(layout, backup, own={4, 5}, copy={4, 5})
+    kind = data.draw(st.sampled_from(layout.wide_kinds))
+    gone = layout.machines_of_group(kind, data.draw(st.integers(0, layout.world_size - 1)))
+    left = {slot: {} if slot in gone else dict(held) for slot, held in memory.items()}
+    told = in_parts(reports(left)) if dp > 1 else reports(left)
+    plan = plan_restore(told, machines(layout), layout, backup)
+    if backup.lost_with(layout, gone):
+        # `everstep plan` names such a group: there is no machine outside of it.
+        assert any(gone == one.group.machines for one in exposed_groups(layout, backup))
+        assert (plan.step, plan.loans) == (FROM_THE_BEGINNING, {})
+    else:
+        assert (plan.step, plan.missing) == (5, {})
+        assert_states_complete(plan, left, layout, backup)
 
 
 def in_parts(told: Iterable[MachineReport]) -> list[MachineReport]:
