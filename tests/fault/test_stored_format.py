@@ -123,7 +123,12 @@ def test_what_ranks_keep_for_their_group_is_stored_and_brought_back(tmp_path: Pa
     states = {rank: state_of(rank) for rank in range(4)}
     checkpoint = save(tmp_path, 7, LAYOUT, states, replicated=replicated)
     config = StorageConfig(
-        StoragePolicy(str(tmp_path), every_steps=1), "m1", JOB, LAYOUT, 1, tmp_path / "log"
+        StoragePolicy(str(tmp_path), 1, None, 3, 60.0, 120.0),
+        "m1",
+        JOB,
+        LAYOUT,
+        1,
+        tmp_path / "log",
     )
     origin = Origin(JOB, LAYOUT)
     store, tier = ShardStore("m1", origin=origin), StorageTier(config, lambda alert: None)
