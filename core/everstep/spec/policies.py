@@ -270,6 +270,15 @@ class Checkpoint(SpecPart):
         description="Where steps are kept beside memory, and when; nowhere when it is left out.",
     )
 
+    @field_validator("replicated")
+    @classmethod
+    def _keys(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        for name in names:
+            if not all(name.split(".")):
+                fix = "Give a key of the saved state, such as model, or train.model inside train"
+                raise relation_error("", f"{shown(name)} names nothing in a state", fix)
+        return names
+
 
 class Detection(SpecPart):
     """How soon silence counts as a loss, and what in the ranks' reports counts as a fault."""

@@ -48,7 +48,9 @@ async def restart_in_place(now: Situation) -> bool:
                 f"{restart.pulls_text(plan.pulls)}"
             )
         if plan.loans:
-            now.story.tell(f"{len(plan.loans)} machines lent each other parts of step {plan.step}")
+            now.story.tell(
+                f"{len(plan.loans)} machines fetched parts of step {plan.step} from each other"
+            )
         start = restart.start(
             now.job, now.assignment, now.backup, source.step, now.given.run, source.stored
         )
