@@ -116,7 +116,9 @@ def kill_tree(pid: int) -> None:
             continue
 
 
-def start_torchrun(folder: Path, options: Sequence[str]) -> subprocess.Popen[str]:
+def start_torchrun(
+    folder: Path, options: Sequence[str], layout: Sequence[str] = LAYOUT, steps: int = STEPS
+) -> subprocess.Popen[str]:
     """One torchrun agent; every line of output gets the time at which it came."""
     number = len(list(folder.glob("out-*.log")))
     stamp = "import sys,time\nfor line in sys.stdin: print(time.time(), line, end='', flush=True)"
@@ -132,7 +134,7 @@ def start_torchrun(folder: Path, options: Sequence[str]) -> subprocess.Popen[str
     agent = subprocess.Popen(
         [
             sys.executable, "-m", "torch.distributed.run", *options, "--max-restarts", "5",
-            "--monitor-interval", "0.1", str(EXAMPLE / "train.py"), *LAYOUT, "--steps", str(STEPS),
+            "--monitor-interval", "0.1", str(EXAMPLE / "train.py"), *layout, "--steps", str(steps),
             "--checkpoint-dir", str(folder / "checkpoints"), "--checkpoint-every", "1",
             "--out", str(folder),
         ],

@@ -60,6 +60,7 @@ def test_activity_names_are_pinned() -> None:
         "cluster.evict",
         "machine.check",
         "machine.look_at_storage",
+        "machine.prepare",
         "machine.replay",
         "machine.restore",
         "machine.start",
@@ -84,6 +85,7 @@ def test_workflow_signal_and_query_names_are_pinned() -> None:
             "name": [definition.name],
             "signals": sorted(definition.signals),
             "queries": sorted(definition.queries),
+            "updates": sorted(definition.updates),
         }
 
     assert handlers(RunJob) == {
@@ -95,10 +97,13 @@ def test_workflow_signal_and_query_names_are_pinned() -> None:
             "incident_closed",
             "machine_evicted",
             "machine_joined",
+            "push_update",
             "ranks_finished",
             "report_alerts",
+            "updates_made",
         ],
         "queries": ["status"],
+        "updates": ["cancel_update", "hot_update"],
     }
     assert handlers(ResolveIncident) == {
         "name": ["ResolveIncident"],
@@ -109,8 +114,10 @@ def test_workflow_signal_and_query_names_are_pinned() -> None:
             "deny",
             "job_finished",
             "machine_joined",
+            "updates",
         ],
         "queries": ["record"],
+        "updates": [],
     }
 
 

@@ -148,7 +148,7 @@ def everstep(*arguments: str | Path, **environment: str) -> subprocess.Completed
     )
 
 
-def until(condition: Callable[[], object], what: str, patience_s: float = 60.0) -> None:
+def until(condition: Callable[[], object], what: str, patience_s: float = 120.0) -> None:
     """Poll until something is so."""
     deadline_s = time.monotonic() + patience_s
     while not condition():

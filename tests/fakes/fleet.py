@@ -16,6 +16,8 @@ from everstep.core.orders import (
     CheckOrder,
     CheckResult,
     MachineReport,
+    PrepareOrder,
+    PrepareReport,
     RestoreOrder,
     RestoreReport,
     ShardCopy,
@@ -88,6 +90,8 @@ class FakeMachine:
         self.copies: dict[int, int] = {}
         self.exits: list[RankExit] = []
         self.refuses_to_start = False
+        self.refuses_code: set[str] = set()
+        """Folders of code that cannot run here."""
         self.storage_error = ""
         self.orders: list[StartOrder] = []
         self.code_directories: list[str] = []
@@ -170,6 +174,11 @@ class FakeMachine:
             self._started[order.attempt] = StartReport(self.name, (1,) * len(order.ranks), True)
             await self._train_when_complete(order)
         return self._started[order.attempt]
+
+    async def prepare(self, order: PrepareOrder) -> PrepareReport:
+        self.world.effects.append(Effect("prepare", self.name, self.attempt))
+        problem = "train.py, line 3: invalid syntax" if order.directory in self.refuses_code else ""
+        return PrepareReport(self.name, order.directory.rpartition("/")[2], problem)
 
     async def check(self, order: CheckOrder) -> CheckResult:
         self._refuse_stale(order.attempt)

@@ -207,7 +207,18 @@ def test_table_shows_every_rung_and_follows_what_is_available() -> None:
     assert {decision.rung for row in rows for decision in row.climbs} == set(Rung)
     assert all(row.climbs[-1].rung is PAGE for row in rows)
     short = ladder_rows(POLICY, NO_TESTS)
-    assert {d.rung for row in short for d in row.climbs} == {EVICT, REATTEMPT, PAGE}
+    assert {d.rung for row in short for d in row.climbs} == {Rung.UPDATE, EVICT, REATTEMPT, PAGE}
+
+
+def test_a_persons_wish_is_made_as_often_as_it_is_uttered_and_no_machine_pays() -> None:
+    wish = finding(symptom=Symptom.CODE_DATA_ADJUSTMENT)
+    one = next_rung(wish, [], POLICY, Standing(updates=1, code_proven=False))
+    assert (one.rung, one.machines, one.mode) == (Rung.UPDATE, (), Mode.AUTOMATIC)
+    made = [Climb(Rung.UPDATE, "because", (), 1, 0.0, symptom=Symptom.CODE_DATA_ADJUSTMENT)]
+    assert next_rung(wish, made, POLICY, Standing(updates=1)).rung is Rung.UPDATE
+    assert next_rung(wish, made, POLICY, STANDING).rung is not Rung.UPDATE
+    failed = next_rung(finding(("m1",)), made, POLICY, Standing(code_proven=False))
+    assert failed.rung is ROLLBACK
 
 
 FINDINGS = st.builds(

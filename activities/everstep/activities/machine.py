@@ -12,6 +12,8 @@ from everstep.activities.failure import as_failures
 from everstep.activities.heartbeat import beating
 from everstep.core.orders import (
     MachineReport,
+    PrepareOrder,
+    PrepareReport,
     RestoreOrder,
     RestoreReport,
     StartOrder,
@@ -41,6 +43,10 @@ class Machine(Protocol):
 
     async def start(self, order: StartOrder) -> StartReport:
         """Start the ranks of an attempt."""
+        ...
+
+    async def prepare(self, order: PrepareOrder) -> PrepareReport:
+        """See whether a code version can run."""
         ...
 
 
@@ -98,6 +104,17 @@ class MachineActivities(MachinePort):
         Gives up when: the machine already serves a newer attempt (`StaleAttempt`).
         """
         return await _order(self._machine.start(order))
+
+    @activity.defn(name="machine.prepare")
+    async def prepare(self, order: PrepareOrder) -> PrepareReport:
+        """See whether a code version can run here, while another runs.
+
+        Effect: the version's files are in the page cache.
+        Idempotent by: changing nothing.
+        Heartbeats: yes.
+        Gives up when: never by itself; what is wrong with the version is in the report.
+        """
+        return await _order(self._machine.prepare(order))
 
 
 async def _order(carried_out: Coroutine[Any, Any, T]) -> T:

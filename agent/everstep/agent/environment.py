@@ -10,11 +10,8 @@ from types import MappingProxyType
 from everstep.agent import witness
 from everstep.agent.config import MachineConfig
 from everstep.agent.process import ENV_OWNER
-from everstep.core import names
+from everstep.core import names, updates
 from everstep.core.orders import RankStart, StartOrder
-
-_PRIVATE_PREFIXES = ("EVERSTEP_", "TEMPORAL_")
-"""The agent's own settings, the job's secret among them, begin with one of these."""
 
 _NO_LIMIT = str(2**31 - 1)
 
@@ -37,7 +34,8 @@ def machine_environment(base: Mapping[str, str], config: MachineConfig) -> dict[
         base: The agent's environment.
         config: The machine's part in the job.
     """
-    public = {name: base[name] for name in base if not name.startswith(_PRIVATE_PREFIXES)}
+    # The agent's own settings, the job's secret among them, are none of a rank's business.
+    public = {name: base[name] for name in base if not name.startswith(names.PRIVATE_PREFIXES)}
     interpreters = os.path.dirname(sys.executable)  # noqa: PTH120 - a variable wants a string
     path = os.pathsep.join([interpreters, *filter(None, [base.get("PATH", os.defpath)])])
     shared = {
@@ -93,6 +91,7 @@ def rank_environment(
         names.ENV_ATTEMPT: str(order.attempt),
         names.ENV_STACKS_FILE: str(witness.stacks_file(config, order.attempt, start.rank)),
         **config.environment,
+        **updates.variables_of(order.settings),
         **variables,
         ENV_OWNER: config.owner,
     }

@@ -31,18 +31,33 @@ def outside_imports(script: Path, code_directory: Path) -> list[Import]:
         script: The file that will run.
         code_directory: Where the code lies that may change with a code version.
     """
+    return _followed(script, code_directory)[0]
+
+
+def own_sources(script: Path, code_directory: Path) -> list[Path]:
+    """The script and the modules of its own that it imports, in the order in which they are met.
+
+    Args:
+        script: The file that will run.
+        code_directory: Where the code lies that may change with a code version.
+    """
+    return _followed(script, code_directory)[1]
+
+
+def _followed(script: Path, code_directory: Path) -> tuple[list[Import], list[Path]]:
     roots = (script.parent, code_directory)
-    found: dict[Import, None] = {}
-    seen = {script}
+    outside: dict[Import, None] = {}
+    own: dict[Path, None] = {script: None}
     waiting = [script]
     while waiting:
         for item in _imports_of(waiting.pop()):
-            own = {path for name in _candidates(item) for path in _sources(name, roots)}
             if not _is_own(item, roots):
-                found[item] = None
-            waiting.extend(sorted(own - seen))
-            seen |= own
-    return list(found)
+                outside[item] = None
+            sources = {path for name in _candidates(item) for path in _sources(name, roots)}
+            new = sorted(sources - own.keys())
+            waiting.extend(new)
+            own.update(dict.fromkeys(new))
+    return list(outside), list(own)
 
 
 def script_of(module: str, directory: Path) -> Path:

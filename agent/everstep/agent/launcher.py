@@ -17,6 +17,7 @@ from types import MappingProxyType
 from everstep.agent import environment, process, program, zygote
 from everstep.agent.config import MachineConfig
 from everstep.agent.nursery import Nursery, OnEnd, Readiness
+from everstep.core import updates
 from everstep.core.errors import TransientError
 from everstep.core.orders import RankStart, StartOrder
 
@@ -98,7 +99,7 @@ class Launcher:
             TransientError: It cannot be started; `on_end` is not called.
         """
         environ = environment.rank_environment(os.environ, self._config, order, start, variables)
-        argv = list(self._config.command)
+        argv = list(updates.command_with(self._config.command, order.settings))
         directory = order.code_directory
         return self._fork("rank", argv, directory, environ, log, channel.fileno(), on_end)
 

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+from everstep.agent import code
 from everstep.agent.attempt import Attempt, Surroundings
 from everstep.agent.borrowing import Borrowing
 from everstep.agent.checks.checker import Checker
@@ -42,6 +43,8 @@ from everstep.core.orders import (
     CheckOrder,
     CheckResult,
     MachineReport,
+    PrepareOrder,
+    PrepareReport,
     Pull,
     RestoreOrder,
     RestoreReport,
@@ -194,6 +197,11 @@ class Machine:
             nonblocking=order.nonblocking,
         )
         return running.number, await trace(targets, how)
+
+    async def prepare(self, order: PrepareOrder) -> PrepareReport:
+        """Whether a code version can run here; waits for no other order, and stops nothing."""
+        config = self._config
+        return await asyncio.to_thread(code.prepare, order, config.machine, config.command)
 
     async def look_at_storage(self) -> StorageReport:
         """What the storage tier shows from here; does not wait for other orders.

@@ -74,6 +74,7 @@ class Replaying:
             master_port=host.rendezvous_port,
             restore_step=FROM_THE_BEGINNING,
             code_directory=order.code_directory,
+            settings=order.settings,
         )
 
     def _variant(self, order: ReplayOrder) -> Variant:

@@ -50,7 +50,7 @@ def measure(steps: Sequence[StepSeen], from_s: float, to_s: float) -> Ettr:
         from_s: Start of the stretch.
         to_s: End of the stretch.
     """
-    usual_s = _usual_step_s(steps)
+    usual_s = usual_step_s(steps)
     productive_s = redone_s = 0.0
     newest = 0
     before: StepSeen | None = None
@@ -69,7 +69,8 @@ def measure(steps: Sequence[StepSeen], from_s: float, to_s: float) -> Ettr:
     return Ettr(max(0.0, to_s - from_s), productive_s, redone_s)
 
 
-def _usual_step_s(steps: Sequence[StepSeen]) -> float:
+def usual_step_s(steps: Sequence[StepSeen]) -> float:
+    """Median time of a step that is not the first of its attempt; infinite when there is none."""
     times_s = [
         later.at_s - earlier.at_s
         for earlier, later in itertools.pairwise(steps)

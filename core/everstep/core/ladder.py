@@ -1,9 +1,10 @@
 """The escalation ladder: from evidence and the rungs already climbed to the next rung.
 
 Called by the incident workflow until training is stable again. It always ends: an eviction names
-machines that this incident has not evicted yet, every other rung is climbed once an incident, and
-what is left is a person. Tests between two attempts (`CHECKS`, `REPLAY`) only name machines; that
-these go is a rung of its own, so that one place holds everything that guards an eviction.
+machines that this incident has not evicted yet, an update is made once, every other rung is climbed
+once an incident, and what is left is a person. Tests between two attempts (`CHECKS`, `REPLAY`) only
+name machines; that these go is a rung of its own, so that one place holds everything that guards an
+eviction.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ class Standing:
         code_proven: Whether the code version that runs has ever made a healthy step.
         unavailable: Rungs that cannot be climbed at all, each with why.
         approved: Whether a person has allowed the next rung, past every limit.
+        updates: Changes of code or arguments that wait for a restart.
     """
 
     evicted_in_window: int = 0
@@ -55,6 +57,7 @@ class Standing:
     code_proven: bool = True
     unavailable: Mapping[Rung, str] = field(default_factory=dict[Rung, str])
     approved: bool = False
+    updates: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +142,9 @@ class _Case:
         """Whether a rung cannot be climbed, or not once more."""
         if rung in self.standing.unavailable:
             return True
+        if rung is Rung.UPDATE and self.standing.updates:
+            # Each one is somebody's wish, and is made once.
+            return False
         return rung is not Rung.EVICT and any(climb.rung is rung for climb in self.climbed)
 
     def present(self, machines: Sequence[str]) -> tuple[str, ...]:
@@ -166,6 +172,14 @@ class _Case:
 
 def _evict(machines: tuple[str, ...], reason: str) -> Decision | None:
     return Decision(Rung.EVICT, machines, reason) if machines else None
+
+
+def _asked_for(case: _Case) -> Decision | None:
+    """Somebody wants other code or arguments: no rank failed, and no machine is accused."""
+    finding = case.finding
+    if finding.symptom is not Symptom.CODE_DATA_ADJUSTMENT or finding.ranks or finding.machines:
+        return None
+    return Decision(Rung.UPDATE, (), finding.reason)
 
 
 def _named_by_tests(case: _Case) -> Decision | None:
@@ -250,6 +264,7 @@ def _stood_out(case: _Case) -> Decision | None:
 
 
 _RULES: tuple[tuple[Rung, Callable[[_Case], Decision | None]], ...] = (
+    (Rung.UPDATE, _asked_for),
     (Rung.EVICT, _named_by_tests),
     (Rung.EVICT, _certain),
     (Rung.EVICT, _isolated),

@@ -32,6 +32,8 @@ class _Kind:
     finding: Finding
     code_proven: bool = True
     found_by: Mapping[Rung, ClimbOutcome] = field(default_factory=dict[Rung, ClimbOutcome])
+    # What follows the first rung, where that is not the same failure again.
+    then: Finding | None = None
 
 
 def _finding(symptom: Symptom, machines: tuple[str, ...] = (), confident: bool = False) -> Finding:
@@ -84,6 +86,12 @@ _KINDS = (
         "a machine does not carry out an order",
         _finding(Symptom.CONTAINER_ERROR, (MACHINE,)),
     ),
+    _Kind(
+        "a person asks for other code or arguments at once; they fail at their first step",
+        _finding(Symptom.CODE_DATA_ADJUSTMENT),
+        code_proven=False,
+        then=_finding(Symptom.PROCESS_CRASH),
+    ),
 )
 
 
@@ -106,8 +114,8 @@ def _climb(kind: _Kind, policy: Policy, unavailable: Mapping[Rung, str]) -> tupl
     standing = Standing(code_proven=kind.code_proven, unavailable=unavailable)
     climbed: list[Climb] = []
     decisions: list[Decision] = []
-    finding = kind.finding
     while True:
+        finding = (climbed and kind.then) or kind.finding
         decision = next_rung(finding, climbed, policy, standing)
         decisions.append(decision)
         if decision.rung is Rung.PAGE:

@@ -28,12 +28,22 @@ class CodeVersion:
         directory: Where it lies on every machine.
         proven: Whether it has made a healthy step.
         failed: Why it was taken out; empty while it was not.
+        code: Identifier of the code alone; empty where that is the version's.
+        settings: Arguments and variables that it runs with, beside the spec's.
+        author: Who asked for it; empty for what the job began with.
+        reason: Why.
+        at_s: When it was asked for.
     """
 
     version: str
     directory: str
     proven: bool = False
     failed: str = ""
+    code: str = ""
+    settings: tuple[tuple[str, str], ...] = ()
+    author: str = ""
+    reason: str = ""
+    at_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +101,12 @@ def with_version(known: Sequence[CodeVersion], version: str, directory: str) -> 
     before = version_of(known, version) or CodeVersion(version, directory)
     others = [code for code in known if code.version != version]
     return [*others, replace(before, directory=directory)][-MAX_VERSIONS:]
+
+
+def with_code(known: Sequence[CodeVersion], code: CodeVersion) -> list[CodeVersion]:
+    """The versions with this one as the newest, and a chance of its own if it failed before."""
+    others = [one for one in known if one.version != code.version]
+    return [*others, code][-MAX_VERSIONS:]
 
 
 def proven(known: Sequence[CodeVersion], version: str) -> list[CodeVersion]:

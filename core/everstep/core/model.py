@@ -207,12 +207,14 @@ class Assignment:
         slots: Machines by slot; slot i runs ranks i * gpus_per_machine onwards.
         code_version: Identifier of the code that runs.
         code_directory: Where it lies on every machine; empty: where the job began with it.
+        settings: Arguments and variables that the code runs with, beside the spec's.
     """
 
     attempt: int
     slots: tuple[MachineInfo, ...]
     code_version: str
     code_directory: str = ""
+    settings: tuple[tuple[str, str], ...] = ()
 
     def machine_names(self) -> list[str]:
         """The assigned machines' names, by slot."""

@@ -33,6 +33,15 @@ def stacks_workflow_id(job: str, number: str) -> str:
     return f"stacks/{job}/{number}"
 
 
+PRIVATE_PREFIXES = ("EVERSTEP_", "TEMPORAL_")
+"""What the names of our own variables, and of Temporal's, begin with."""
+
+TORCHRUN_VARIABLES = frozenset(
+    {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK"}
+    | {"MASTER_ADDR", "MASTER_PORT"}
+)
+"""Those of torchrun's variables that are another's for each rank or attempt."""
+
 # Set for every rank, beside torchrun's own variables.
 ENV_CHANNEL_FD = "EVERSTEP_CHANNEL_FD"
 ENV_JOB = "EVERSTEP_JOB"

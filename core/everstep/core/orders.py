@@ -253,6 +253,7 @@ class StartOrder:
         run: Identifier of the job's run; names what is saved to storage.
         stored: Name of the checkpoint in storage that ranks read `restore_step` from, as it was
             saved in another layout; empty when they find it in memory.
+        settings: Arguments and variables of the code version, beside the spec's.
     """
 
     attempt: int
@@ -267,6 +268,7 @@ class StartOrder:
     code_directory: str
     run: str = ""
     stored: str = ""
+    settings: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,6 +278,34 @@ class StartReport:
     machine: str
     pids: tuple[int, ...]
     prewarmed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PrepareOrder:
+    """Make sure that a code version can run on this machine, while another runs.
+
+    Attributes:
+        directory: Where it lies.
+        version: What it must be; empty: to be told.
+    """
+
+    directory: str
+    version: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PrepareReport:
+    """Whether a code version can run on this machine.
+
+    Attributes:
+        machine: Who reports.
+        version: What lies there; empty if it cannot be read.
+        problem: Why it cannot run, or empty.
+    """
+
+    machine: str
+    version: str
+    problem: str = ""
 
 
 @dataclass(frozen=True, slots=True)

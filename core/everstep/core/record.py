@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from everstep.core.vocabulary import ClimbOutcome, Outcome, Rung, Symptom
+from everstep.core.vocabulary import ClimbOutcome, Outcome, Rung, Spent, Symptom
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +67,14 @@ class TimelineEntry:
 
 
 @dataclass(frozen=True, slots=True)
+class Mark:
+    """From this moment on, until the next mark or the next new step, time went into this."""
+
+    at_s: float
+    spent: Spent
+
+
+@dataclass(frozen=True, slots=True)
 class IncidentRecord:
     """Everything that is kept of an incident.
 
@@ -90,6 +98,7 @@ class IncidentRecord:
         closed_at_s: When it was closed, or None.
         missing: What the incident waits for while it is held; empty otherwise.
         code_version: The code that ran.
+        marks: What time went into, in order; see `core.ledger`.
     """
 
     incident: int
@@ -111,3 +120,4 @@ class IncidentRecord:
     closed_at_s: float | None = None
     missing: str = ""
     code_version: str = ""
+    marks: tuple[Mark, ...] = ()

@@ -35,6 +35,7 @@ class ReplayOrder:
         seed: For weights and data: the same on all groups, so that their states can be compared.
         deadline_s: How long all repeats together may take, > 0; whatever runs then is killed.
         code_directory: Where the code version lies on the machine.
+        settings: Arguments and variables of the code version, beside the spec's.
     """
 
     attempt: int
@@ -47,6 +48,7 @@ class ReplayOrder:
     seed: int
     deadline_s: float
     code_directory: str
+    settings: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,12 +43,28 @@ class Verdict(StrEnum):
 class Rung(StrEnum):
     """One step of the escalation ladder."""
 
+    UPDATE = "update"
     EVICT = "evict"
     CHECKS = "checks"
     REATTEMPT = "reattempt"
     ROLLBACK = "rollback"
     REPLAY = "replay"
     PAGE = "page"
+
+
+class Spent(StrEnum):
+    """What a moment of a job's time was spent on."""
+
+    PRODUCTIVE = "productive"
+    REDONE = "redone"
+    DETECT = "detect"
+    LOCATE = "locate"
+    RESTART = "restart"
+    HELD = "held"
+    UPDATE = "update"
+    # Before the first step, and after the last.
+    START = "start"
+    END = "end"
 
 
 class Mode(StrEnum):

@@ -8,6 +8,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
+from everstep.core import names
 from everstep.core.groups import Layout
 from everstep.core.ladder import Policy
 from everstep.core.placement import BackupPlan, backup_placement, no_backup
@@ -31,11 +32,6 @@ from everstep.spec.problems import relation_error, shown
 
 _DNS_LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_TORCHRUN_VARIABLES = frozenset(
-    {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK"}
-    | {"MASTER_ADDR", "MASTER_PORT"}
-)
-
 # The list is converted to a tuple; what it contains is still taken strictly.
 _Texts = Annotated[tuple[str, ...], Field(strict=False)]
 
@@ -112,7 +108,7 @@ class JobSpec(SpecPart):
             if not _VARIABLE.fullmatch(name):
                 fix = "Use letters, digits and underscores"
                 raise relation_error("", f"{shown(name)} cannot name a variable", fix)
-            if name in _TORCHRUN_VARIABLES or name.startswith("EVERSTEP_"):
+            if name in names.TORCHRUN_VARIABLES or name.startswith("EVERSTEP_"):
                 raise relation_error("", f"{name} is set by Everstep for each rank", "Leave it out")
         return environment
 

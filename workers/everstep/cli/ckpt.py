@@ -36,7 +36,7 @@ from everstep.workers.local.folder import RunFolder
 from everstep.workers.local.memory import Memory, Seen
 from everstep.workflows.job import RunJob
 
-app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 

@@ -1,55 +1,88 @@
-"""The subcommands of `everstep`, and how errors become messages and exit codes."""
+"""The subcommands of `everstep`, and how errors become messages and exit codes.
+
+A command's module is loaded when the command is called: all of them together take over a second,
+most of it for what the other commands need.
+"""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any, cast
 
 import typer
-from temporalio.service import RPCError
+from typer.core import TyperCommand, TyperGroup
 
-from everstep.cli import (
-    analyze_stacks,
-    check,
-    ckpt,
-    classify,
-    incidents,
-    logs,
-    machine,
-    page,
-    plan,
-    run,
-    spec,
-    stacks,
-    status,
-    ui,
-)
 from everstep.cli.console import complain
 from everstep.core.errors import EverstepError, InputError
 
+COMMANDS: Mapping[str, str] = {
+    "run": "run:run_command",
+    "plan": "plan:plan_command",
+    "spec": "spec:spec_command",
+    "status": "status:status_command",
+    "check": "check:check_command",
+    "ui": "ui:ui_command",
+    "report": "report:report_command",
+    "incidents": "incidents:list_command",
+    "incident": "incidents:app",
+    "approve": "incidents:approve_command",
+    "deny": "incidents:deny_command",
+    "hot-update": "hot_update:hot_update_command",
+    "updates": "hot_update:updates_command",
+    "classify": "classify:classify_command",
+    "stacks": "stacks:stacks_command",
+    "analyze-stacks": "analyze_stacks:analyze_command",
+    "logs": "logs:logs_command",
+    "page": "page:page_command",
+    "ckpt": "ckpt:app",
+    "machine": "machine:app",
+}
+"""Where each lies: a module beside this one, and a function or a group of commands in it."""
+
+
+class LazyGroup(TyperGroup):
+    """Commands whose modules are loaded when they are asked for."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Their names, in the order of the help."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> TyperCommand | TyperGroup | None:
+        """The command of that name, loaded; None when there is none."""
+        place = COMMANDS.get(cmd_name)
+        return None if place is None else _load(cmd_name, place)
+
+
+def _load(name: str, place: str) -> TyperCommand | TyperGroup:
+    module, _, attribute = place.partition(":")
+    found: typer.Typer | Callable[..., Any] = getattr(
+        import_module(f"everstep.cli.{module}"), attribute
+    )
+    if isinstance(found, typer.Typer):
+        group = found
+    else:
+        group = typer.Typer(add_completion=False)
+        group.command(name)(found)
+    command = cast(TyperCommand | TyperGroup, typer.main.get_command(group))
+    command.name = name
+    return command
+
+
 app = typer.Typer(
     name="everstep",
+    cls=LazyGroup,
     help="Keeps a long training job productive: detects, isolates, restarts in place.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-app.command("run")(run.run_command)
-app.command("plan")(plan.plan_command)
-app.command("spec")(spec.spec_command)
-app.command("status")(status.status_command)
-app.command("check")(check.check_command)
-app.command("ui")(ui.ui_command)
-app.command("incidents")(incidents.list_command)
-app.command("classify")(classify.classify_command)
-app.command("stacks")(stacks.stacks_command)
-app.command("analyze-stacks")(analyze_stacks.analyze_command)
-app.command("approve")(incidents.approve_command)
-app.command("deny")(incidents.deny_command)
-app.command("page")(page.page_command)
-app.command("logs")(logs.logs_command)
-app.add_typer(incidents.app, name="incident", help="Look at one incident, or let it go on.")
-app.add_typer(ckpt.app, name="ckpt", help="What is held of a run's state.")
-app.add_typer(machine.app, name="machine", help="Machines of a local run.")
+
+
+@app.callback()
+def _root() -> None:
+    pass
 
 
 def call() -> None:
@@ -62,6 +95,14 @@ def call() -> None:
     except EverstepError as error:
         complain(str(error))
         sys.exit(1)
-    except RPCError as error:
-        complain(f"the Temporal server says: {error.message}")
+    except Exception as error:
+        if not _is_from_server(error):
+            raise
+        complain(f"the Temporal server says: {error}")
         sys.exit(1)
+
+
+def _is_from_server(error: Exception) -> bool:
+    # Only commands that talk to a server have loaded what its errors are made of.
+    service = sys.modules.get("temporalio.service")
+    return service is not None and isinstance(error, service.RPCError)

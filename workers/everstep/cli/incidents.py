@@ -31,7 +31,12 @@ from everstep.workflows.incident import ResolveIncident
 from everstep.workflows.job import RunJob
 from everstep.workflows.messages import Approval
 
-app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
+app = typer.Typer(
+    help="Look at one incident, or let it go on.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
 
 _RECORDS = TypeAdapter(list[IncidentRecord])
 

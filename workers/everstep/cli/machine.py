@@ -16,7 +16,7 @@ from everstep.core.errors import InputError, TransientError
 from everstep.workers import runtime
 from everstep.workflows.job import RunJob
 
-app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
 
 PATIENCE_S = 10.0
 

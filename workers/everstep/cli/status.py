@@ -103,14 +103,14 @@ async def describe(folder: RunFolder) -> dict[str, Any]:
     }
     if running and "temporal" in state:
         try:
-            found.update(await _ask(folder))
+            found.update(await ask(folder))
         except TransientError as error:
             # It starts, stops, or starts its server again.
             found["missing"] = str(error)
     return found
 
 
-async def _ask(folder: RunFolder) -> dict[str, Any]:
+async def ask(folder: RunFolder) -> dict[str, Any]:
     """What only the job itself knows; empty while nobody has taken it up yet.
 
     Raises:
@@ -129,6 +129,7 @@ async def _ask(folder: RunFolder) -> dict[str, Any]:
     slots = [] if status.assignment is None else status.assignment.machine_names()
     found: dict[str, Any] = {
         "phase": status.phase,
+        "started_at_s": status.started_at_s,
         "slots": slots,
         "standbys": [info.machine for info in status.pool],
         "evicted": list(status.evicted),

@@ -60,6 +60,7 @@ def agent(
             activities.restore,
             activities.look_at_storage,
             activities.start,
+            activities.prepare,
             checks.check,
             checks.replay,
             *([traces.trace] if traces is not None else []),

@@ -15,8 +15,8 @@ from temporalio.common import SearchAttributeUpdate
 from temporalio.exceptions import ActivityError
 
 from everstep.core.ladder import Decision
-from everstep.core.record import Climb, Finding, IncidentRecord, TimelineEntry
-from everstep.core.vocabulary import ClimbOutcome, Outcome
+from everstep.core.record import Climb, Finding, IncidentRecord, Mark, TimelineEntry
+from everstep.core.vocabulary import ClimbOutcome, Outcome, Spent
 from everstep.workflows import options, story
 from everstep.workflows.ports import ArchivePort
 
@@ -30,6 +30,7 @@ class Chronicle:
 
     def __init__(self, record: IncidentRecord) -> None:
         self.record = record
+        self._before_hold = Spent.LOCATE
 
     def tell(self, text: str, at_s: float | None = None) -> None:
         """Add a line to the story, at an observer's time or now."""
@@ -41,6 +42,11 @@ class Chronicle:
     def change(self, **fields: Any) -> None:
         """Change fields of the record, by name."""
         self.record = replace(self.record, **fields)
+
+    def mark(self, spent: Spent, at_s: float | None = None) -> None:
+        """Time goes into this from now on, or has since a moment that an observer names."""
+        mark = Mark(workflow.now().timestamp() if at_s is None else at_s, spent)
+        self.change(marks=(*self.record.marks, mark))
 
     def climbed(
         self,
@@ -69,12 +75,15 @@ class Chronicle:
 
     def held(self, missing: str) -> None:
         """The incident waits for a person or a machine."""
+        self._before_hold = self.record.marks[-1].spent if self.record.marks else Spent.LOCATE
+        self.mark(Spent.HELD)
         self.change(outcome=Outcome.HELD, missing=missing)
         self.tell(f"held: {missing}")
         _upsert(story.stands(Outcome.HELD))
 
     def goes_on(self) -> None:
         """The wait is over."""
+        self.mark(self._before_hold)
         self.change(outcome=Outcome.OPEN, missing="")
         _upsert(story.stands(Outcome.OPEN))
 

@@ -12,8 +12,8 @@ from everstep.core.orders import FROM_THE_BEGINNING
 from everstep.core.progress import NO_STEP
 from everstep.core.record import IncidentRecord
 from everstep.core.restore import RestorePlan, plan_restore
-from everstep.core.vocabulary import Symptom
-from everstep.workflows import restart, storage
+from everstep.core.vocabulary import Spent, Symptom
+from everstep.workflows import restart, storage, updating
 from everstep.workflows.situation import OvertakenError, Situation
 
 
@@ -33,6 +33,8 @@ async def restart_in_place(now: Situation) -> bool:
         return False
     if source.step == FROM_THE_BEGINNING:
         await _ask_before_starting_over(now, plan)
+    now.story.mark(Spent.RESTART)
+    await updating.make(now)
     attempt = now.assignment.attempt + 1
     now.assignment = replace(now.assignment, attempt=attempt)
     now.story.change(

@@ -16,6 +16,7 @@ from temporalio.exceptions import ActivityError
 from everstep.core import evidence, memory
 from everstep.core.model import Alert, CopyDamaged, MachineInfo
 from everstep.core.record import IncidentRecord
+from everstep.core.updates import Update
 from everstep.core.vocabulary import Symptom
 from everstep.workflows import restart, story
 from everstep.workflows.in_place import redone, restart_in_place
@@ -30,8 +31,9 @@ class ResolveIncident:
     """Takes one job from an alert back to stable training.
 
     Signals: `alerts` (more evidence), `machine_joined` (somebody to give a slot to),
-    `copy_damaged` (a rank restores from another copy, or cannot), `job_finished`, `approve` and
-    `deny` (a person's word on what holds it). Query: `record`.
+    `copy_damaged` (a rank restores from another copy, or cannot), `job_finished`, `updates`
+    (changes that the next restart makes), `approve` and `deny` (a person's word on what holds it).
+    Query: `record`.
     """
 
     @workflow.init
@@ -77,6 +79,11 @@ class ResolveIncident:
         """A person says no to the rung that the incident asks for; the next one is tried."""
         self._now.answer(False, denial.person, denial.note)
 
+    @workflow.signal
+    def updates(self, updates: list[Update]) -> None:
+        """The changes that wait for a restart, as they stand now: one may have been withdrawn."""
+        self._now.updates = tuple(updates)
+
     @workflow.query
     def record(self) -> IncidentRecord:
         """The record so far."""
@@ -100,6 +107,7 @@ class ResolveIncident:
     async def _round(self) -> bool:
         """One round; true when the incident is over, false when another round is needed."""
         now = self._now
+        now.mark_evidence()
         await workflow.sleep(
             timedelta(seconds=now.job.spec.ladder.evidence_window_s),
             summary="let the evidence settle",

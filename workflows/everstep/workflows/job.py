@@ -14,7 +14,7 @@ from temporalio import workflow
 from temporalio.common import WorkflowIDReusePolicy
 from temporalio.exceptions import ActivityError, FailureError
 
-from everstep.core import evidence, memory, names
+from everstep.core import evidence, memory, names, updates
 from everstep.core.model import Alert, Assignment, CopyDamaged, MachineInfo, RanksFinished
 from everstep.core.orders import FROM_THE_BEGINNING
 from everstep.core.record import TimelineEntry
@@ -31,6 +31,7 @@ from everstep.workflows.messages import (
     JobStatus,
 )
 from everstep.workflows.remembering import bar, remember, remember_eviction
+from everstep.workflows.update_desk import Told, UpdateDesk
 
 MAX_RECENT_KEYS = 1_000
 """Alerts remembered for dropping duplicates: a whole job's ranks ending twice at the paper's scale
@@ -46,19 +47,20 @@ GATHERING_S = 60.0
 
 
 @workflow.defn(name="RunJob")
-class RunJob:
+class RunJob(UpdateDesk):
     """Runs one job from its first start to the end of its last rank.
 
     Signals: `report_alerts`, `machine_joined`, `ranks_finished`, `copy_damaged` (from agents and
-    the analyzer), `assigned`, `machine_evicted`, `incident_closed` (from the open incident),
-    `admit` (from a person). Query: `status`.
+    the analyzer), `assigned`, `machine_evicted`, `updates_made`, `incident_closed` (from the open
+    incident), `admit`, `push_update` (from a person). Updates: `hot_update`, `cancel_update`.
+    Query: `status`.
     """
 
     @workflow.init
     def __init__(self, job: JobInput, state: JobState | None = None) -> None:
-        self._job = job
-        self._state = state or JobState()
+        super().__init__(job, state or JobState())
         self._listening = self._state.active
+        self._awaited_s: float | None = None
         if not self._state.codes:
             self._state.codes = list(job.earlier_code)
             self._state.codes = memory.with_version(
@@ -173,6 +175,8 @@ class RunJob:
             codes=tuple(self._state.codes),
             noted=tuple(self._state.noted),
             notes=tuple(self._state.notes),
+            updates=tuple(self._state.updates),
+            started_at_s=self._state.started_at_s,
         )
 
     # --- The life of a job -----------------------------------------------------------------------
@@ -184,11 +188,13 @@ class RunJob:
             await self._gather_machines()
             await self._first_start()
         while not (self._all_finished() and self._state.active is None):
-            await workflow.wait_condition(self._something_to_do)
+            await self._wait_for_something_to_do()
             if self._state.pending and self._state.active is None:
                 await self._open_incident()
             elif self._state.pending:
                 await self._forward_pending()
+            elif due := self._due_updates():
+                self._state.pending.append(self._call_for(due[0]))
             elif self._should_continue_as_new():
                 await workflow.wait_condition(workflow.all_handlers_finished)
                 workflow.continue_as_new(args=[self._job, self._state])
@@ -282,6 +288,7 @@ class RunJob:
                 codes=tuple(self._state.codes),
                 attempt_from=self._state.attempt_from,
                 attempt_at_s=self._state.attempt_at_s,
+                updates=updates.pending(self._state.updates),
             ),
             id=names.incident_workflow_id(job, self._state.incidents),
             task_timeout=options.WORKFLOW_TASK_TIMEOUT,
@@ -300,9 +307,7 @@ class RunJob:
         self._state.handed += alerts
         await self._tell_incident("alerts", alerts)
 
-    async def _tell_incident(
-        self, signal: str, value: MachineInfo | CopyDamaged | list[Alert] | None
-    ) -> None:
+    async def _tell_incident(self, signal: str, value: Told) -> None:
         """Signal the open incident, if there is one that still listens."""
         await workflow.wait_condition(lambda: not self._opening())
         if self._state.active is None:
@@ -358,8 +363,23 @@ class RunJob:
         slots = self._slots()
         return bool(slots) and all(info.machine in self._state.finished for info in slots)
 
+    async def _wait_for_something_to_do(self) -> None:
+        """Wait for alerts, the job's end, or the end of an update's window."""
+        self._awaited_s = self._next_due_s()
+        timeout = None
+        if self._awaited_s is not None:
+            timeout = timedelta(seconds=max(0.0, self._awaited_s - workflow.now().timestamp()))
+        try:
+            await workflow.wait_condition(
+                self._something_to_do, timeout=timeout, timeout_summary="wait for an update's time"
+            )
+        except TimeoutError:
+            workflow.logger.info("an update's window is over")
+
     def _something_to_do(self) -> bool:
         if self._state.pending or self._should_continue_as_new():
+            return True
+        if self._next_due_s() != self._awaited_s:
             return True
         return self._all_finished() and self._state.active is None
 

@@ -7,11 +7,15 @@ from dataclasses import dataclass, field
 from everstep.core.memory import CodeVersion, MachineHistory
 from everstep.core.model import Alert, Assignment, MachineInfo
 from everstep.core.record import IncidentRecord, TimelineEntry
+from everstep.core.updates import Settings, Update
 from everstep.core.vocabulary import Symptom
 from everstep.spec.job import JobSpec
 
 MAX_EVENTS = 4_000
 """Far below Temporal's 51,200, and cheap to replay."""
+
+DEFAULT_WINDOW_S = 24 * 3600.0
+"""The paper's: a failure brings a restart sooner than that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +62,8 @@ class JobState:
         attempt_at_s: When the current attempt was seen to run.
         noted: Newest alerts that did not call for action, oldest first, bounded.
         notes: What a person may want to know and no incident tells, oldest first, bounded.
+        updates: Changes that were asked for, oldest first, bounded.
+        num_updates: How many were accepted so far.
     """
 
     assignment: Assignment | None = None
@@ -78,6 +84,8 @@ class JobState:
     attempt_at_s: float = 0.0
     noted: list[Alert] = field(default_factory=list[Alert])
     notes: list[TimelineEntry] = field(default_factory=list[TimelineEntry])
+    updates: list[Update] = field(default_factory=list[Update])
+    num_updates: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +104,8 @@ class JobStatus:
     codes: tuple[CodeVersion, ...] = ()
     noted: tuple[Alert, ...] = ()
     notes: tuple[TimelineEntry, ...] = ()
+    updates: tuple[Update, ...] = ()
+    started_at_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +134,7 @@ class IncidentInput:
         codes: The code versions of the job, oldest first.
         attempt_from: The step that the failed attempt started from.
         attempt_at_s: When it was seen to run.
+        updates: Changes that wait for a restart, in order.
     """
 
     job: JobInput
@@ -136,6 +147,7 @@ class IncidentInput:
     codes: tuple[CodeVersion, ...] = ()
     attempt_from: int = 0
     attempt_at_s: float = 0.0
+    updates: tuple[Update, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,3 +233,53 @@ class Approval:
 
     person: str
     note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateRequest:
+    """A change of code or arguments that a person asks for.
+
+    Attributes:
+        author: Who asks.
+        directory: Where the new code lies on every machine; empty to keep the code.
+        settings: Arguments to set, as `core.updates.command_with` takes them.
+        reason: Why.
+        urgent: Whether training is to stop for it at once.
+        window_s: Seconds after which it is made though nothing else has stopped training, > 0.
+    """
+
+    author: str
+    directory: str = ""
+    settings: Settings = ()
+    reason: str = ""
+    urgent: bool = False
+    window_s: float = DEFAULT_WINDOW_S
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateAnswer:
+    """What became of the wish.
+
+    Attributes:
+        update: The update, accepted; None when it was refused.
+        refused: Why, a text a machine that objects; empty when it was accepted.
+    """
+
+    update: Update | None
+    refused: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Cancellation:
+    """Somebody withdraws an update that still waits."""
+
+    number: int
+    person: str
+
+
+@dataclass(frozen=True, slots=True)
+class UpdatesMade:
+    """An incident's restart made these updates; they are this code version now."""
+
+    numbers: tuple[int, ...]
+    version: str

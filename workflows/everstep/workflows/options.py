@@ -109,6 +109,13 @@ START = CallOptions(
     schedule_to_start=_ANSWER,
     heartbeat=timedelta(seconds=2),
 )
+PREPARE = CallOptions(
+    # Reads a repository from a shared folder, hundreds of megabytes at worst, while training runs.
+    start_to_close=timedelta(minutes=5),
+    schedule_to_close=timedelta(minutes=10),
+    schedule_to_start=_ANSWER,
+    heartbeat=timedelta(seconds=2),
+)
 TRACE = CallOptions(
     # Each process has a few seconds of its own, at most 32 of a machine's are asked at once; one
     # try only, since who does not answer is what is asked.

@@ -16,6 +16,8 @@ from everstep.core.orders import (
     CheckOrder,
     CheckResult,
     MachineReport,
+    PrepareOrder,
+    PrepareReport,
     RestoreOrder,
     RestoreReport,
     StartOrder,
@@ -52,6 +54,11 @@ class MachinePort(ABC):
     @abstractmethod
     async def start(self, order: StartOrder) -> StartReport:
         """Start the ranks of an attempt; a second call returns the first report."""
+
+    @activity.defn(name="machine.prepare")
+    @abstractmethod
+    async def prepare(self, order: PrepareOrder) -> PrepareReport:
+        """See whether a code version can run; a second call looks again."""
 
 
 class TracePort(ABC):

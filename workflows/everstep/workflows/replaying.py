@@ -86,6 +86,7 @@ class _Replay:
             seed=self._now.record.incident,
             deadline_s=spec.replay.timeout_s,
             code_directory=self._now.assignment.code_directory or self._now.job.code_directory,
+            settings=self._now.assignment.settings,
         )
         self._trials_made += 1
         reports = await asyncio.gather(*(self._one(info, order) for info in order.machines))

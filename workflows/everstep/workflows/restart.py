@@ -158,6 +158,7 @@ def start_order(
         master_port=master.rendezvous_port,
         restore_step=restore_step,
         code_directory=assignment.code_directory or job.code_directory,
+        settings=assignment.settings,
     )
 
 

@@ -102,7 +102,10 @@ def _roll_back(now: Situation, decision: ladder.Decision) -> None:
     assert target is not None  # noqa: S101 - else the ladder was told that the rung is not there
     now.codes = memory.failed(now.codes, running, decision.reason)
     now.assignment = replace(
-        now.assignment, code_version=target.version, code_directory=target.directory
+        now.assignment,
+        code_version=target.version,
+        code_directory=target.directory,
+        settings=target.settings,
     )
     text = f"code version {running} is taken out, {target.version} takes its place"
     now.story.tell(text)

@@ -17,11 +17,11 @@ from everstep.core import ladder, memory, names
 from everstep.core.model import Alert, Assignment, MachineInfo
 from everstep.core.orders import MachineReport
 from everstep.core.record import Finding, IncidentRecord
-from everstep.core.vocabulary import Observer, Outcome, Rung, Symptom
+from everstep.core.vocabulary import Observer, Outcome, Rung, Spent, Symptom
 from everstep.workflows import paging
 from everstep.workflows.chronicle import Chronicle
 from everstep.workflows.inbox import Inbox
-from everstep.workflows.messages import Eviction, IncidentInput, IncidentResult
+from everstep.workflows.messages import Eviction, IncidentInput, IncidentResult, UpdatesMade
 
 T = TypeVar("T")
 
@@ -45,6 +45,7 @@ class Situation:
         self.assignment = given.assignment
         self.pool = list(given.pool)
         self.codes = list(given.codes)
+        self.updates = given.updates
         self.inbox = Inbox(given.alerts)
         self.evictions: list[tuple[float, str]] = []
         self.stopped: list[MachineReport] = []
@@ -107,6 +108,13 @@ class Situation:
             first, others = of_ranks[0], len(of_ranks) - 1
             more = f" (and {others} more rank{'s' if others > 1 else ''})" if others else ""
             self.story.tell(f"{first.observer}: {first.detail}{more}", first.at_s)
+
+    def mark_evidence(self) -> None:
+        """A round begins: training has stood still since its first evidence."""
+        since_s = min((alert.at_s for alert in self.inbox.unsettled()), default=None)
+        if since_s is not None:
+            self.story.mark(Spent.DETECT, since_s)
+        self.story.mark(Spent.LOCATE)
 
     def raise_own(self, symptom: Symptom, machine: str | None, detail: str) -> None:
         """Raise an alert that this workflow observed itself: an order that was not carried out."""
@@ -205,6 +213,7 @@ class Situation:
             code_proven=running is None or running.proven,
             unavailable=self._unavailable(),
             approved=approved,
+            updates=len(self.updates),
         )
 
     def _unavailable(self) -> dict[Rung, str]:
@@ -216,7 +225,9 @@ class Situation:
                 unavailable[rung] = "the incident is older than this rung"
         return unavailable
 
-    async def tell_job(self, signal: str, value: Assignment | Eviction | IncidentResult) -> None:
+    async def tell_job(
+        self, signal: str, value: Assignment | Eviction | IncidentResult | UpdatesMade
+    ) -> None:
         """Signal the job; a job that is gone needs no telling."""
         job_id = names.job_workflow_id(self.job.spec.name)
         try:

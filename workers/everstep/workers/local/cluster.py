@@ -139,7 +139,9 @@ class LocalRun:
             await _to_its_end(self._stop())
 
     async def _run(self) -> JobResult:
-        self._folder.write_state(job=self._spec.name)
+        self._folder.write_state(
+            job=self._spec.name, code_source=self._spec.code.model_dump(exclude_none=True)
+        )
         version, code = await asyncio.to_thread(take_version, self._spec, self._folder.code)
         earlier = await asyncio.to_thread(take_previous, self._spec, self._folder.code)
         for fault in self._code_faults:
@@ -361,6 +363,7 @@ class LocalRun:
                 slots=list(slots),
                 standbys=[info.machine for info in status.pool],
                 evicted=list(status.evicted),
+                job_started_at_s=status.started_at_s,
                 notes=[[note.at_s, note.text] for note in status.notes],
                 noted=[
                     {

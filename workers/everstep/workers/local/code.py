@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -10,15 +9,16 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from everstep.agent.code import digest
 from everstep.core.errors import InputError
 from everstep.core.memory import CodeVersion
 from everstep.spec.job import JobSpec
+from everstep.spec.policies import CodeSource
+from everstep.workers.local.folder import RunFolder
 from everstep.workers.local.leash import leashed
 
 LEFT_OUT = (".git", ".venv", "__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache", "runs")
 """Never part of a version: histories, environments, caches, and runs."""
-
-VERSION_DIGITS = 12
 
 CODE_ERROR = "code_error.json"
 """What makes a version fail, in a run that asked for it (`examples/gpt/injected.py`)."""
@@ -37,14 +37,17 @@ def take_version(spec: JobSpec, store: Path) -> tuple[str, Path]:
     Raises:
         InputError: The code cannot be read or fetched.
     """
-    store = store.absolute()
+    return _take_source(spec.code, store.absolute())
+
+
+def _take_source(code: CodeSource, store: Path, inside: str = "") -> tuple[str, Path]:
     try:
         store.mkdir(parents=True, exist_ok=True)
         staging = Path(tempfile.mkdtemp(prefix=".staging-", dir=store))
-        return _take(spec, store, staging)
+        return _take(code, store, staging, inside)
     except OSError as error:
         raise InputError(
-            f"code ({spec.code.directory or spec.code.git})",
+            f"code ({code.directory or code.git})",
             f"cannot be copied to {store}: {_short(error)}",
             "Make it readable, and the run's folder writable and roomy.",
         ) from error
@@ -65,6 +68,49 @@ def take_previous(spec: JobSpec, store: Path) -> list[CodeVersion]:
     return [CodeVersion(version, str(directory))]
 
 
+def take_update(folder: RunFolder, code: str) -> Path:
+    """Copy other code for a run into its store.
+
+    Args:
+        folder: The run's.
+        code: A folder; or a ref of the git repository that the run's first code came from, or lay
+            in, where the same folder of that ref is taken.
+
+    Returns:
+        The version's folder, absolute.
+
+    Raises:
+        InputError: There is no such folder or ref, or it cannot be read.
+    """
+    store = folder.code.absolute()
+    if Path(code).is_dir():
+        source = CodeSource(directory=str(Path(code).absolute()))
+        return _take_source(source, store)[1]
+    known = folder.read_state().get("code_source", {})
+    if known.get("git"):
+        return _take_source(CodeSource(git=known["git"], ref=code), store)[1]
+    where = _repository(known.get("directory"))
+    if where is None:
+        raise InputError(
+            f"--code {code}",
+            "is no folder, and the run's code does not come from git",
+            "Give the folder of the new code.",
+        )
+    root, inside = where
+    return _take_source(CodeSource(git=root, ref=code), store, inside)[1]
+
+
+def _repository(directory: str | None) -> tuple[str, str] | None:
+    """The git repository that a folder lies in, and where in it."""
+    git = shutil.which("git")
+    if directory is None or git is None:
+        return None
+    command = [git, "-C", directory, "rev-parse", "--show-toplevel", "--show-prefix"]
+    done = subprocess.run(leashed(command), capture_output=True, text=True, check=False)
+    lines = [*done.stdout.splitlines(), ""]
+    return None if done.returncode else (lines[0], lines[1])
+
+
 def take_broken(good: Path, store: Path, step: int) -> tuple[str, Path]:
     """A version like a good one, of which the reference trainer fails after a step.
 
@@ -77,7 +123,7 @@ def take_broken(good: Path, store: Path, step: int) -> tuple[str, Path]:
     try:
         shutil.copytree(good, staging, symlinks=True, dirs_exist_ok=True)
         (staging / CODE_ERROR).write_text(json.dumps({"step": step + 1}))
-        version = _digest(staging)
+        version = digest(staging)
         target = store.absolute() / version
         if not target.exists():
             staging.rename(target)
@@ -86,16 +132,19 @@ def take_broken(good: Path, store: Path, step: int) -> tuple[str, Path]:
         shutil.rmtree(staging, ignore_errors=True)
 
 
-def _take(spec: JobSpec, store: Path, staging: Path) -> tuple[str, Path]:
+def _take(code: CodeSource, store: Path, staging: Path, inside: str) -> tuple[str, Path]:
     try:
-        if spec.code.git is not None:
-            _fetch(spec.code.git, spec.code.ref or "HEAD", staging)
+        if code.git is not None:
+            _fetch(code.git, code.ref or "HEAD", staging)
         else:
-            _copy(Path(spec.code.directory or "."), staging, store)
-        version = _digest(staging)
+            _copy(Path(code.directory or "."), staging, store)
+        taken = staging / inside
+        if not taken.is_dir():
+            raise InputError(f"code ({code.ref})", f"there is no {inside} in it", "Check the ref.")
+        version = digest(taken)
         target = store / version
         if not target.exists():
-            staging.rename(target)
+            taken.rename(target)
         return version, target
     finally:
         shutil.rmtree(staging, ignore_errors=True)
@@ -138,20 +187,6 @@ def _fetch(url: str, ref: str, target: Path) -> None:
                 "code.git", f"{url} at {ref}: {str(said).strip()[:300]}", "Check URL and ref."
             ) from error
     shutil.rmtree(target / ".git")
-
-
-def _digest(directory: Path) -> str:
-    """SHA-256 over names, modes and contents, in order of names."""
-    whole = hashlib.sha256()
-    for path in sorted(directory.rglob("*")):
-        name = path.relative_to(directory).as_posix()
-        if path.is_symlink():
-            whole.update(f"link {name} {path.readlink()}\0".encode())
-        elif path.is_file():
-            executable = bool(path.stat().st_mode & 0o100)
-            content = hashlib.sha256(path.read_bytes()).hexdigest()
-            whole.update(f"file {name} {executable} {content}\0".encode())
-    return whole.hexdigest()[:VERSION_DIGITS]
 
 
 def _short(error: OSError) -> str:

@@ -1,0 +1,146 @@
+"""An urgent change of code at 32 ranks: Everstep beside stopping the job and submitting it anew.
+
+Same trainer, same layout (TP2 x PP4 x DP4, 8 machines of 4 ranks), same machine, one after the
+other. Everstep: from the call of `everstep hot-update --urgent` to the first new step of all ranks,
+the command's own start included. The rival: from a SIGTERM to torchrun's agent to the first new
+step of the same job, started with the new code in the same instant in which the old one is gone,
+from its own checkpoint of the step before; no queue and no scheduler stand between, which is more
+than a cluster offers. The paper's factor (section 8.1.2, Table 7) is 11.04.
+
+Run as `python -m benchmarks.hot_update`; takes about four minutes.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from benchmarks.restart import EXAMPLE, PATIENCE_S, Torchrun, kill_tree, newest_step, start_torchrun
+from benchmarks.results import Result, conclude
+
+SIZES = {"tp": 2, "pp": 4, "dp": 4}
+RANKS = 32
+STEPS = 100_000
+TIMES = 3
+AFTER_STEPS = 10
+
+
+def code(folder: Path, number: int) -> Path:
+    """The trainer, other than the one before by a comment."""
+    target = folder / f"version-{number}"
+    shutil.copytree(EXAMPLE, target, ignore=shutil.ignore_patterns("runs", "__pycache__"))
+    with (target / "train.py").open("a") as script:
+        script.write(f"# version {number}\n")
+    return target
+
+
+def steps_of(run: Path) -> list[dict[str, Any]]:
+    """Steps that all ranks have finished so far."""
+    file = run / "steps.jsonl"
+    lines = file.read_text().splitlines() if file.exists() else []
+    return [json.loads(line) for line in lines]
+
+
+def wait_for_step(run: Path, attempt: int, step: int) -> dict[str, Any]:
+    """The first step of an attempt that is at least this one."""
+    deadline_s = time.time() + PATIENCE_S
+    while time.time() < deadline_s:
+        for seen in steps_of(run):
+            if seen["attempt"] >= attempt and seen["step"] >= step:
+                return seen
+        time.sleep(0.02)
+    raise RuntimeError(f"no step {step} of attempt {attempt}; see {run}")
+
+
+def everstep(folder: Path) -> tuple[list[float], int]:
+    """Seconds from each command to the first new step, and the most steps that were redone."""
+    spec: dict[str, Any] = yaml.safe_load((EXAMPLE / "job.yaml").read_text())
+    spec |= {
+        "command": ["python", "train.py", "--steps", str(STEPS)],
+        "code": {"directory": str(code(folder, 0))},
+        "machines": 8,
+        "gpus_per_machine": 4,
+        "parallelism": {**SIZES, "order": "tp-pp-dp"},
+        "standby": {"count": 0},
+        "ladder": {"probation_steps": 2, "probation_s": 0.5},
+    }
+    spec_file, run = folder / "job.yaml", folder / "run"
+    text = yaml.safe_dump(spec)  # pyright: ignore[reportUnknownMemberType]
+    spec_file.write_text(text)
+    command = [sys.executable, "-m", "everstep.cli.main"]
+    job = subprocess.Popen(
+        [*command, "run", str(spec_file), "--run-dir", str(run)], stdout=subprocess.DEVNULL
+    )
+    times: list[float] = []
+    try:
+        for number in range(1, TIMES + 1):
+            wait_for_step(run, number, AFTER_STEPS * number)
+            version = code(folder, number)
+            asked_s = time.time()
+            subprocess.run(
+                [*command, "hot-update", str(run), "--code", str(version), "--urgent"],
+                check=True, stdout=subprocess.DEVNULL,
+            )  # fmt: skip
+            times.append(wait_for_step(run, number + 1, 0)["at_s"] - asked_s)
+            time.sleep(3.0)
+    finally:
+        job.terminate()
+        job.wait(PATIENCE_S)
+    found = [json.loads(file.read_text()) for file in sorted((run / "incidents").glob("*.json"))]
+    return times, max(int(record["lost_steps"]) for record in found)
+
+
+def resubmitted(folder: Path) -> list[float]:
+    """Seconds from each SIGTERM to the first new step."""
+    layout = [part for kind, size in SIZES.items() for part in (f"--{kind}", str(size))]
+    layout += ["--order", "tp-pp-dp"]
+    options = ["--standalone", "--nproc-per-node", str(RANKS)]
+    job = Torchrun(folder, [start_torchrun(folder, options, layout, STEPS)])
+    times: list[float] = []
+    try:
+        for number in range(1, TIMES + 1):
+            job.first_step(AFTER_STEPS * number, 0.0)
+            stopped_s = time.time()
+            job.agents[-1].terminate()
+            job.agents[-1].wait(PATIENCE_S)
+            reached = newest_step(job, time.time())
+            job.agents.append(start_torchrun(folder, options, layout, STEPS))
+            times.append(job.first_step(reached, stopped_s + 1.0) - stopped_s)
+    finally:
+        for agent in job.agents:
+            kill_tree(agent.pid)
+    return times
+
+
+def main() -> int:
+    """Measure both, print each time, and the ratio."""
+    with tempfile.TemporaryDirectory(prefix="everstep-benchmark-") as top:
+        ours, theirs = Path(top) / "ours", Path(top) / "theirs"
+        ours.mkdir()
+        theirs.mkdir()
+        updated, redone = everstep(ours)
+        stopped = resubmitted(theirs)
+    for name, times in (("everstep hot-update", updated), ("stopped and resubmitted", stopped)):
+        each = ", ".join(f"{value:.2f}" for value in times)
+        median = statistics.median(times)
+        print(f"{name}: median {median:.2f} s from command to first new step ({each})")
+    ratio = statistics.median(stopped) / statistics.median(updated)
+    return conclude(
+        [
+            Result("hot_update_vs_resubmission", ratio, "ratio", ">=", 10.0),
+            Result("hot_update_redone_steps", redone, "steps", "<=", 1.0),
+        ]
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

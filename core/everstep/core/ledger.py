@@ -1,0 +1,134 @@
+"""Where a job's time went: each moment in one class, so that the classes add up to the wall clock.
+
+Called by `everstep report`. Steps say what was training, incidents say what the gaps between
+attempts were.
+
+Paper: ByteRobust, section 8.1.3 (ETTR). The paper reports the ratio; the classes are ours.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from everstep.core.ettr import usual_step_s
+from everstep.core.model import StepSeen
+from everstep.core.record import IncidentRecord
+from everstep.core.vocabulary import Rung, Spent
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """A stretch of time, Unix seconds, in which one thing was done.
+
+    Attributes:
+        from_s: Its begin.
+        to_s: Its end.
+        spent: What it was spent on.
+        incident: For which incident; None outside of one.
+    """
+
+    from_s: float
+    to_s: float
+    spent: Spent
+    incident: int | None = None
+
+    @property
+    def length_s(self) -> float:
+        """Its length."""
+        return self.to_s - self.from_s
+
+
+def ledger(
+    steps: Sequence[StepSeen], incidents: Sequence[IncidentRecord], from_s: float, to_s: float
+) -> list[Stretch]:
+    """Every moment from `from_s` to `to_s`, in order and without holes.
+
+    A step counts as productive the first time that all ranks finish it. The first step of an
+    attempt lasts as long as a usual one (the median); what is before that is the restart. What
+    ranks had done of a step when they failed is done again.
+
+    Args:
+        steps: In order of time, over all attempts.
+        incidents: By number.
+        from_s: When the job was started.
+        to_s: When it ended, or now.
+    """
+    usual_s = usual_step_s(steps)
+    stretches: list[Stretch] = []
+    newest, before = 0, from_s
+    attempt: int | None = None
+    for seen in steps:
+        at_s = min(max(seen.at_s, before), to_s)
+        spent = Spent.PRODUCTIVE if seen.step > newest else Spent.REDONE
+        newest = max(newest, seen.step)
+        began_s = before
+        if seen.attempt != attempt:
+            began_s = max(before, at_s - usual_s)
+            stretches += _gap(incidents, before, began_s, attempt is None)
+        stretches.append(Stretch(began_s, at_s, spent))
+        before, attempt = at_s, seen.attempt
+    stretches += _gap(incidents, before, to_s, attempt is None)
+    return _joined(stretch for stretch in stretches if stretch.length_s > 0)
+
+
+def totals(stretches: Iterable[Stretch]) -> dict[Spent, float]:
+    """Seconds by class, every class named."""
+    found = dict.fromkeys(Spent, 0.0)
+    for stretch in stretches:
+        found[stretch.spent] += stretch.length_s
+    return found
+
+
+def ratio(stretches: Sequence[Stretch], from_s: float, to_s: float) -> float:
+    """Share of a window that was productive, 0 to 1; 0 for an empty one."""
+    productive_s = sum(
+        max(0.0, min(each.to_s, to_s) - max(each.from_s, from_s))
+        for each in stretches
+        if each.spent is Spent.PRODUCTIVE
+    )
+    return productive_s / (to_s - from_s) if to_s > from_s else 0.0
+
+
+def _gap(
+    incidents: Sequence[IncidentRecord], from_s: float, to_s: float, first: bool
+) -> list[Stretch]:
+    """What happened between two attempts, or before the first, or after the last."""
+    marks = [
+        (mark.at_s, mark.spent, record)
+        for record in incidents
+        for mark in record.marks
+        if from_s <= mark.at_s < to_s
+    ]
+    marks.sort(key=lambda mark: mark[0])
+    # Until somebody saw the fault, the ranks did what is lost now, or had not begun.
+    edges: list[tuple[float, Spent, int | None]] = [
+        (from_s, Spent.START if first else Spent.REDONE if marks else Spent.END, None)
+    ]
+    for at_s, spent, record in marks:
+        wished = spent is not Spent.HELD and _only_updated(record, from_s, to_s)
+        edges.append((at_s, Spent.UPDATE if wished else spent, record.incident))
+    edges.append((to_s, Spent.END, None))
+    return [
+        Stretch(begin_s, end_s, spent, incident)
+        for (begin_s, spent, incident), (end_s, _, _) in itertools.pairwise(edges)
+    ]
+
+
+def _only_updated(record: IncidentRecord, from_s: float, to_s: float) -> bool:
+    """Whether somebody's wish, and no failure, is what the gap was for."""
+    rungs = {climb.rung for climb in record.climbs if from_s <= climb.at_s <= to_s}
+    return rungs == {Rung.UPDATE}
+
+
+def _joined(stretches: Iterable[Stretch]) -> list[Stretch]:
+    """Neighbours of one kind as one stretch."""
+    joined: list[Stretch] = []
+    for each in stretches:
+        last = joined[-1] if joined else None
+        if last is not None and (last.spent, last.incident) == (each.spent, each.incident):
+            joined[-1] = Stretch(last.from_s, each.to_s, each.spent, each.incident)
+        else:
+            joined.append(each)
+    return joined

@@ -1,0 +1,102 @@
+"""Where time went: every moment once, whatever the steps and incidents are."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, strategies as st
+
+from everstep.core.ledger import ledger, ratio, totals
+from everstep.core.model import StepSeen
+from everstep.core.record import Climb, Finding, IncidentRecord, Mark
+from everstep.core.report import lost_s, report
+from everstep.core.vocabulary import Outcome, Rung, Spent, Symptom
+
+
+def incident(number: int, *marks: tuple[float, Spent], rung: Rung = Rung.EVICT) -> IncidentRecord:
+    finding = Finding(Symptom.AGENT_LOST, ("m1",), (), True, "lost")
+    at_s = marks[0][0] if marks else 0.0
+    return IncidentRecord(
+        number,
+        "job",
+        at_s,
+        at_s,
+        Outcome.RECOVERED,
+        finding,
+        climbs=(Climb(rung, "because", ("m1",), 1, at_s + 0.1),),
+        evicted=("m1",) if rung is Rung.EVICT else (),
+        marks=tuple(Mark(*mark) for mark in marks),
+    )
+
+
+STEPS = [StepSeen(1, step, 10.0 + step) for step in (1, 2, 3)]
+"""Of one second each, the first one finished 11 s after the start."""
+
+AFTER = [*STEPS, StepSeen(2, 3, 20.0), StepSeen(2, 4, 21.0)]
+"""The machine goes in the fourth step; the third is done again."""
+
+FAULT = incident(
+    1,
+    (13.5, Spent.DETECT),
+    (14.0, Spent.LOCATE),
+    (15.0, Spent.HELD),
+    (17.0, Spent.LOCATE),
+    (17.5, Spent.RESTART),
+)
+
+
+def test_one_lost_machine() -> None:
+    stretches = ledger(AFTER, [FAULT], 0.0, 22.0)
+    spent = totals(stretches)
+    assert spent == {
+        Spent.START: 10.0,
+        Spent.PRODUCTIVE: 4.0,
+        Spent.REDONE: 0.5 + 1.0,
+        Spent.DETECT: 0.5,
+        Spent.LOCATE: 1.0 + 0.5,
+        Spent.HELD: 2.0,
+        Spent.RESTART: 1.5,
+        Spent.UPDATE: 0.0,
+        Spent.END: 1.0,
+    }
+    assert sum(lost_s(stretches, 1).values()) == 0.5 + 1.5 + 2.0 + 1.5
+    assert ratio(stretches, 10.0, 14.0) == pytest.approx(0.75)
+
+
+def test_a_wish_is_no_failure() -> None:
+    wish = incident(1, (13.5, Spent.LOCATE), (14.0, Spent.RESTART), rung=Rung.UPDATE)
+    spent = totals(ledger(AFTER, [wish], 0.0, 22.0))
+    assert (spent[Spent.UPDATE], spent[Spent.LOCATE], spent[Spent.RESTART]) == (5.5, 0.0, 0.0)
+
+
+def test_a_run_that_never_made_a_step() -> None:
+    assert totals(ledger([], [], 0.0, 5.0))[Spent.START] == 5.0
+    assert ledger([], [], 5.0, 5.0) == []
+
+
+MOMENTS = st.floats(0.0, 100.0, allow_nan=False)
+RUNS = st.lists(st.tuples(st.integers(1, 4), st.integers(1, 9), MOMENTS), max_size=12).map(
+    lambda seen: [StepSeen(*one) for one in sorted(seen, key=lambda one: (one[0], one[2]))]
+)
+MARKS = st.lists(st.tuples(MOMENTS, st.sampled_from([*Spent])), max_size=6)
+
+
+@given(RUNS, st.lists(MARKS, max_size=3), MOMENTS, MOMENTS)
+def test_classes_add_up_to_the_wall_clock(
+    steps: list[StepSeen], marks: list[list[tuple[float, Spent]]], one_s: float, other_s: float
+) -> None:
+    from_s, to_s = min(one_s, other_s), max(one_s, other_s)
+    records = [incident(number, *each) for number, each in enumerate(marks, 1)]
+    stretches = ledger(steps, records, from_s, to_s)
+    assert sum(totals(stretches).values()) == pytest.approx(to_s - from_s)
+    edges = [from_s, *(edge for each in stretches for edge in (each.from_s, each.to_s)), to_s]
+    assert edges == sorted(edges)
+    assert all(a == b for a, b in zip(edges[::2], edges[1::2], strict=True))
+
+
+def test_report_counts_by_symptom_mechanism_and_machine() -> None:
+    told = report("job", AFTER, [FAULT], 0.0, 22.0)
+    assert (told.steps, told.ettr) == (4, 4.0 / 22.0)
+    (lost,) = told.symptoms
+    assert (lost.symptom, lost.incidents, lost.worst_s) == ("agent_lost", 1, 5.5)
+    assert (told.mechanisms, told.machines) == ((("evict", 1),), (("m1", 1),))
+    assert told.curve[-1][:2] == (22.0, told.ettr)

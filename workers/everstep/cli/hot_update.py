@@ -1,0 +1,188 @@
+"""`everstep hot-update` and `everstep updates`: other code and arguments for a job that runs."""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+import json
+import re
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict
+from typing import Annotated, TypeVar
+
+import typer
+from rich.table import Table
+from temporalio.client import WorkflowHandle, WorkflowUpdateFailedError
+from temporalio.exceptions import ApplicationError
+
+from everstep.cli.console import out
+from everstep.cli.find import RunArgument, find_run, use_server_of
+from everstep.core import names
+from everstep.core.errors import InputError, PermanentError
+from everstep.core.memory import version_of
+from everstep.core.updates import Update, UpdateState
+from everstep.workers import runtime
+from everstep.workers.local.code import take_update
+from everstep.workers.local.folder import RunFolder
+from everstep.workflows import story
+from everstep.workflows.job import RunJob
+from everstep.workflows.messages import (
+    Cancellation,
+    JobResult,
+    JobStatus,
+    UpdateAnswer,
+    UpdateRequest,
+)
+
+PATIENCE_S = 10.0
+
+_UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+T = TypeVar("T")
+_Handle = WorkflowHandle[RunJob, JobResult]
+
+
+def hot_update_command(
+    run: RunArgument = None,
+    code: Annotated[
+        str,
+        typer.Option(
+            "--code", metavar="DIR|REF", help="Folder of the new code, or a ref of its git."
+        ),
+    ] = "",
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="NAME=VALUE",
+            help="Argument of the command (lr=3e-4), or in capitals a variable (NCCL_DEBUG=INFO).",
+        ),
+    ] = None,
+    urgent: Annotated[
+        bool, typer.Option("--urgent", help="Stop training for it now; at most a step is redone.")
+    ] = False,
+    reason: Annotated[str, typer.Option("--reason", help="Why, for the record.")] = "",
+    window: Annotated[
+        str,
+        typer.Option("--window", help="When to make it if nothing fails before: 90s, 30m, 24h."),
+    ] = "24h",
+) -> None:
+    """Change the code or the arguments of a job that runs; joins the next restart, or --urgent.
+
+    Every machine has to say that the code could run before anything stops.
+    """
+    folder = find_run(run)
+    use_server_of(folder)
+    window_s = duration_s(window)
+    wanted = [parse_setting(text) for text in settings or []]
+    if not code and not wanted:
+        raise InputError("--code, --set", "nothing would change", "Give one of them.")
+    directory = str(take_update(folder, code)) if code else ""
+    request = UpdateRequest(
+        getpass.getuser(), directory, tuple(wanted), reason, urgent, window_s=window_s
+    )
+
+    async def ask(handle: _Handle) -> UpdateAnswer:
+        return await handle.execute_update(RunJob.hot_update, request)
+
+    answer = _call(folder, ask)
+    if answer.update is None:
+        raise InputError("--code", "; ".join(answer.refused), "Nothing was stopped. Correct it.")
+    when = f"it joins the next restart, at the latest in {window}"
+    if urgent:
+        when = "training stops for it now; see: everstep status"
+    out.print(f"{answer.update.text()}: accepted by all machines; {when}")
+
+
+def updates_command(
+    run: RunArgument = None,
+    cancel: Annotated[
+        int | None, typer.Option("--cancel", metavar="N", help="Withdraw one that still waits.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """List the changes of code and arguments, and what became of them; or withdraw one."""
+    folder = find_run(run)
+    use_server_of(folder)
+    if cancel is not None:
+        wish = Cancellation(cancel, getpass.getuser())
+
+        async def withdraw(handle: _Handle) -> None:
+            await handle.execute_update(RunJob.cancel_update, wish)
+
+        _call(folder, withdraw)
+        out.print(f"update {cancel} is withdrawn")
+        return
+
+    async def look(handle: _Handle) -> JobStatus:
+        return await handle.query(RunJob.status)
+
+    status = _call(folder, look)
+    if as_json:
+        found = [{**asdict(one), "outcome": outcome(one, status)} for one in status.updates]
+        typer.echo(json.dumps(found, indent=2))
+    elif status.updates:
+        out.print(_table(status))
+    else:
+        out.print("no update was asked for")
+
+
+def outcome(update: Update, status: JobStatus) -> str:
+    """What became of an update, in words."""
+    if update.state is UpdateState.PENDING:
+        return "waits for a restart" + (f", {story.clock(update.due_at_s)} at the latest")
+    if update.state is UpdateState.CANCELLED:
+        return "withdrawn"
+    code = version_of(status.codes, update.became)
+    if code is not None and code.failed:
+        return f"rolled back: {code.failed}"
+    return f"made, as {update.became}"
+
+
+def parse_setting(text: str) -> tuple[str, str]:
+    """Name and value of `NAME=VALUE`.
+
+    Raises:
+        InputError: It has another form.
+    """
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise InputError(f"--set {text}", "is not NAME=VALUE", "Write it like lr=3e-4.")
+    return name.removeprefix("--"), value
+
+
+def duration_s(text: str) -> float:
+    """Seconds of `90s`, `30m`, `24h`, `7d`.
+
+    Raises:
+        InputError: It has another form, or is not above 0.
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text.strip())
+    if found is None or float(found[1]) <= 0:
+        raise InputError(f"--window {text}", "is no duration", "Write 90s, 30m, 24h or 7d.")
+    return float(found[1]) * _UNITS_S[found[2]]
+
+
+def _call(folder: RunFolder, act: Callable[[_Handle], Awaitable[T]]) -> T:
+    async def go() -> T:
+        client = await runtime.connect(PATIENCE_S)
+        workflow_id = names.job_workflow_id(folder.job())
+        return await act(client.get_workflow_handle_for(RunJob.run, workflow_id))
+
+    try:
+        return asyncio.run(go())
+    except WorkflowUpdateFailedError as error:
+        cause = error.cause
+        said = cause.message if isinstance(cause, ApplicationError) else str(cause)
+        raise PermanentError(f"the job refuses: {said}") from error
+
+
+def _table(status: JobStatus) -> Table:
+    table = Table("update", "asked for", "by", "what", "why", "outcome")
+    for one in status.updates:
+        what = [one.version] if one.version else []
+        what += [f"{key}={value}" for key, value in one.settings]
+        asked = story.clock(one.at_s)
+        told = (str(one.number), asked, one.author, " ".join(what), one.reason)
+        table.add_row(*told, outcome(one, status))
+    return table

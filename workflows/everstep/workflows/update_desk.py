@@ -1,0 +1,172 @@
+"""What persons ask of a job while it runs: other code, other arguments, and to leave that be.
+
+A part of the job's workflow, which knows when to open an incident and what to tell it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from temporalio import workflow
+
+from everstep.core import updates
+from everstep.core.errors import InputError
+from everstep.core.model import Alert, CopyDamaged, MachineInfo
+from everstep.core.updates import Update, UpdateState
+from everstep.core.vocabulary import Observer, Symptom
+from everstep.workflows import updating
+from everstep.workflows.messages import (
+    Cancellation,
+    JobInput,
+    JobState,
+    UpdateAnswer,
+    UpdateRequest,
+    UpdatesMade,
+)
+
+Told = MachineInfo | CopyDamaged | list[Alert] | list[Update] | None
+"""What a job passes on to its open incident."""
+
+
+class UpdateDesk(ABC):
+    """Accepts changes, keeps them until a restart makes them, and calls for one when it is due.
+
+    Args:
+        job: The job's input.
+        state: The job's state; its updates are kept here.
+    """
+
+    def __init__(self, job: JobInput, state: JobState) -> None:
+        self._job = job
+        self._state = state
+
+    @workflow.signal
+    def updates_made(self, made: UpdatesMade) -> None:
+        """The open incident's restart makes these updates."""
+        self._state.updates = updates.applied(self._state.updates, made.numbers, made.version)
+
+    @workflow.update
+    async def hot_update(self, request: UpdateRequest) -> UpdateAnswer:
+        """Accept a change of code or arguments, once every machine says that it could run.
+
+        Nothing stops before: a change that some machine objects to is refused.
+        """
+        return await self._accept(request)
+
+    @hot_update.validator
+    def _may_update(self, request: UpdateRequest) -> None:
+        """Refuse what could never be made.
+
+        Raises:
+            InputError: The request or the job's state forbids it.
+        """
+        if not request.directory and not request.settings:
+            raise InputError("update", "it changes nothing", "Give --code or --set.")
+        if request.window_s <= 0:
+            raise InputError("window_s", f"{request.window_s} is not above 0", "Give seconds.")
+        if objection := updates.objection(dict(request.settings)):
+            raise InputError("settings", objection, "Give NAME=VALUE.")
+        if self._state.assignment is None:
+            raise InputError("job", "it has not started yet", "Try again when it trains.")
+        if self._all_finished():
+            raise InputError("job", "it has finished", "Start another: everstep run SPEC.")
+
+    @workflow.signal
+    async def push_update(self, request: UpdateRequest) -> None:
+        """The same for whoever can only send signals; the answer stands in the job's notes."""
+        try:
+            self._may_update(request)
+        except InputError as error:
+            self._note(f"update of {request.author} refused: {error}")
+            return
+        await self._accept(request)
+
+    @workflow.update
+    async def cancel_update(self, wish: Cancellation) -> None:
+        """Withdraw an update that still waits."""
+        self._state.updates = updates.cancelled(self._state.updates, wish.number)
+        self._note(f"update {wish.number} withdrawn by {wish.person}")
+        await self._pass_on_updates()
+
+    @cancel_update.validator
+    def _may_cancel(self, wish: Cancellation) -> None:
+        known = {update.number: update for update in self._state.updates}
+        update = known.get(wish.number)
+        if update is None:
+            raise InputError("update", f"there is no update {wish.number}", "See: everstep updates")
+        if update.state is not UpdateState.PENDING:
+            raise InputError(
+                "update", f"update {wish.number} is {update.state} already", "See: everstep updates"
+            )
+
+    # --- For the job's loop ----------------------------------------------------------------------
+
+    def _next_due_s(self) -> float | None:
+        """When an update is due; while an incident is open, its restart makes them all."""
+        return None if self._state.active is not None else updates.next_due_s(self._state.updates)
+
+    def _due_updates(self) -> list[Update]:
+        now_s = workflow.now().timestamp()
+        if self._state.active is not None:
+            return []
+        return [one for one in updates.pending(self._state.updates) if one.due_at_s <= now_s]
+
+    async def _pass_on_updates(self) -> None:
+        """An open incident's next restart makes what waits now."""
+        if self._state.active is not None:
+            await self._tell_incident("updates", list(updates.pending(self._state.updates)))
+
+    def _call_for(self, update: Update) -> Alert:
+        """What opens the incident that makes an update."""
+        assert self._state.assignment is not None  # noqa: S101 - no update is accepted before
+        return Alert(
+            Observer.PERSON,
+            Symptom.CODE_DATA_ADJUSTMENT,
+            workflow.now().timestamp(),
+            f"{update.text()}, {'urgent' if update.urgent else 'its window is over'}",
+            self._state.assignment.attempt,
+        )
+
+    # --- What the job does ------------------------------------------------------------------------
+
+    async def _accept(self, request: UpdateRequest) -> UpdateAnswer:
+        assignment = self._state.assignment
+        assert assignment is not None  # noqa: S101 - else the validator has refused it
+        version, problems = "", list[str]()
+        if request.directory:
+            machines = [*assignment.slots, *self._state.pool]
+            job = self._job.spec.name
+            version, problems = await updating.prepare(job, request.directory, machines)
+        if problems:
+            self._note(f"update of {request.author} refused: {'; '.join(problems)}")
+            return UpdateAnswer(None, tuple(problems))
+        self._state.num_updates += 1
+        now_s = workflow.now().timestamp()
+        update = Update(
+            self._state.num_updates,
+            version,
+            request.directory,
+            tuple(request.settings),
+            request.author,
+            request.reason,
+            now_s,
+            now_s if request.urgent else now_s + request.window_s,
+        )
+        self._state.updates = [*self._state.updates, update][-updates.MAX_UPDATES :]
+        self._note(f"{update.text()}: accepted")
+        await self._pass_on_updates()
+        if update.urgent:
+            self._state.pending.append(self._call_for(update))
+        return UpdateAnswer(update)
+
+    @abstractmethod
+    def _note(self, text: str, at_s: float | None = None) -> None:
+        """Keep a line for whoever asks."""
+
+    @abstractmethod
+    def _all_finished(self) -> bool:
+        """Whether all ranks have ended well."""
+
+    @abstractmethod
+    async def _tell_incident(self, signal: str, value: Told) -> None:
+        """Signal the open incident, if there is one that still listens."""
