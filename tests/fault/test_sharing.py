@@ -17,6 +17,7 @@ from everstep import checkpoint
 from everstep.agent.borrowing import Borrowing
 from everstep.agent.channel import RankChannel
 from everstep.checkpoint import sharing
+from everstep.checkpoint.session import Restored
 from everstep.core import names
 from everstep.core.orders import Loan
 from everstep.core.parts import Replicated
@@ -91,7 +92,7 @@ class Pair:
             loan = Loan((1 - rank,), info.machine, HOST, info.transfer_port)
             assert self.borrowing[rank].fetch(loan, step) == [(1 - rank, "")]
 
-    def restored(self, sessions: list[checkpoint.Session]) -> list[checkpoint.session.Restored]:
+    def restored(self, sessions: list[checkpoint.Session]) -> list[Restored]:
         found = [self.pool.submit(session.restore) for session in sessions]
         return [one for one in (each.result(PATIENCE_S) for each in found) if one is not None]
 

@@ -160,9 +160,10 @@ def state_of(rank: int) -> dict[str, Any]:
 
 def assert_same(one: Any, other: Any) -> None:
     if isinstance(one, dict):
-        assert one.keys() == other.keys()
-        for key in one:
-            assert_same(one[key], other[key])
+        mapping: dict[Any, Any] = one  # pyright: ignore[reportUnknownVariableType] - one is Any
+        assert mapping.keys() == other.keys()
+        for key, value in mapping.items():
+            assert_same(value, other[key])
     elif isinstance(one, torch.Tensor):
         assert one.dtype == other.dtype
         assert torch.equal(one, other)

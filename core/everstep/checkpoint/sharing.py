@@ -124,9 +124,11 @@ def replicated_of(me: channel.Welcome) -> Replicated:
     return Replicated(tuple(me.replicated), me.group_size, me.group_stride)
 
 
-def _has(state: object, name: str) -> bool:
+def _has(state: Any, name: str) -> bool:
+    at: Any = state
     for key in name.split("."):
-        if not isinstance(state, Mapping) or key not in state:
+        if not isinstance(at, Mapping) or key not in at:
             return False
-        state = state[key]
+        level: Mapping[Any, Any] = at  # pyright: ignore[reportUnknownVariableType] - of Any
+        at = level[key]
     return True

@@ -79,7 +79,7 @@ class FlatTree:
         self._common_bytes = 0
         self.part: PartNote | None = None
         self.payload_bytes = 0
-        self.metadata = json.dumps(self._describe(state, "state")).encode()
+        self.metadata: bytes = json.dumps(self._describe(state, "state")).encode()
         self._nodes.clear()
         self._own = self.payload_bytes, self.metadata, len(self._tensors)
 
@@ -362,7 +362,8 @@ class _Rebuilder:
     def begin(self, root: Node) -> Any:
         if not isinstance(root, list) or root[:1] != ["part"]:
             return self.rebuild(root)
-        _, content, root = root
+        parts: list[Node] = root  # pyright: ignore[reportUnknownVariableType] - of Any
+        _, content, inner = parts
         note = note_from_json(content)
         self._part = note.part
         if not note.whole:
@@ -370,7 +371,7 @@ class _Rebuilder:
         sizes = [note.part.size_of(index) for index in range(note.part.num_parts)]
         if list(map(len, self._parts)) != sizes:
             raise PermanentError(f"parts of {list(map(len, self._parts))} B where {sizes} belong")
-        return self.rebuild(root)
+        return self.rebuild(inner)
 
     def rebuild(self, node: Node) -> Any:
         if isinstance(node, dict):

@@ -102,9 +102,10 @@ def note_of(metadata: str) -> PartNote | None:
 
 
 def _opened(root: Any) -> tuple[Any, PartNote | None]:
-    if not isinstance(root, list) or root[0] != "part":
-        return root, None
-    _, content, inner = root
+    if not isinstance(root, list) or root[:1] != ["part"]:
+        return cast("Any", root), None
+    parts: list[Any] = root  # pyright: ignore[reportUnknownVariableType] - of Any
+    _, content, inner = parts
     return inner, note_from_json(content)
 
 
@@ -119,7 +120,8 @@ class _Reader:
         if not isinstance(node, list) or _is_value(node):
             self._add(path, "value", _plain(node))
             return
-        kind, *rest = cast("Sequence[Any]", node)
+        parts: list[Any] = node  # pyright: ignore[reportUnknownVariableType] - of Any
+        kind, *rest = parts
         match kind:
             case "dict" | "ordered dict":
                 for key, item in rest:
@@ -129,7 +131,7 @@ class _Reader:
             case "named tuple":
                 self._walk_items(rest[2:], path)
             case "tensor" | "replicated":
-                self._add_tensor(path, node, None)
+                self._add_tensor(path, parts, None)
             case "dtensor":
                 local, description = rest
                 self._add_tensor(path, local, piece_of(description, local[2], self._rank))
