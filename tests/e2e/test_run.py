@@ -8,7 +8,7 @@ import pytest
 
 from everstep.core.vocabulary import Outcome, Rung, Symptom
 from tests.e2e.conftest import STEPS
-from tests.e2e.local import Finished, assert_nothing_left, run, write_spec
+from tests.e2e.local import SMALL, Finished, assert_nothing_left, run, write_spec
 
 pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.timeout(400)]
 
@@ -32,6 +32,20 @@ def test_killed_ranks_of_every_coordinate(tmp_path: Path, undisturbed: dict[int,
     assert [r.finding.ranks for r in done.incidents] == [(rank,) for rank in range(8)]
     assert {c.rung for r in done.incidents for c in r.climbs} == {Rung.REATTEMPT}
     assert done.evictions() == []
+
+
+def test_ranks_and_a_machine_lost_when_dp_groups_keep_their_state_once(
+    tmp_path: Path, small_undisturbed: dict[int, str]
+) -> None:
+    replicated = {"checkpoint": {"replicated": ["model", "optimizer"]}}
+    spec = write_spec(tmp_path, STEPS, 1, **SMALL, **replicated)
+    done = run(spec, tmp_path / "run", "rank_killed@15:3", "machine_lost@30:m0")
+    check(done, small_undisturbed, incidents=2)
+    assert done.evictions() == ["m0"]
+    # Each machine has fetched what the other's ranks keep, at both restarts.
+    borrowed = {tuple(entry["borrowed"]) for entry in done.effects("restored")}
+    assert borrowed == {(0, 1), (2, 3)}
+    assert all(not entry["failed"] for entry in done.effects("restored"))
 
 
 @pytest.mark.soak

@@ -17,13 +17,15 @@ import traceback
 from typing import Any
 
 from everstep.agent import link
+from everstep.agent.borrowing import Borrowing
 from everstep.agent.channel import RankChannel
 from everstep.agent.shards import ShardStore
 from everstep.agent.transfer import BackupSender, TransferServer, pull
 from everstep.core import faultpoint, names
 from everstep.core.errors import EverstepError
 from everstep.core.model import MachineInfo
-from everstep.core.orders import Pull
+from everstep.core.orders import Loan, Pull
+from everstep.core.parts import Replicated
 
 HOST = "127.0.0.1"
 SECRET = b"a secret of the job"
@@ -51,6 +53,7 @@ class MachineProgram:
         self.store = ShardStore(name)
         self.server = TransferServer(HOST, self.store, SECRET, JOB)
         self.sender = BackupSender(self.store, SECRET, JOB)
+        self.share([])
 
     def info(self) -> list[Any]:
         return [self.store.machine, HOST, self.server.port, 0, os.getpid(), 0.0]
@@ -58,10 +61,15 @@ class MachineProgram:
     def arm(self, point: str, count: int, pid: int) -> None:
         arm(point, count, pid)
 
+    def share(self, replicated: list[str]) -> None:
+        """What its two ranks have in common."""
+        self.borrowing = Borrowing(self.store, SECRET, JOB, Replicated(tuple(replicated), 2))
+
     def prepare(self, attempt: int, own: int, held: int, restore_step: int) -> None:
         self.store.advance(attempt)
         self.store.discard_after(restore_step)
         self.store.keep_only([own], [held])
+        self.borrowing.begin([own], restore_step)
 
     def serve(self, fd: int, rank: int, attempt: int, holder: list[Any], restore_step: int) -> None:
         sock = socket.socket(fileno=fd)
@@ -71,14 +79,23 @@ class MachineProgram:
             pass
 
         RankChannel(
-            rank, attempt, sock, self.store, self.sender, info, restore_step, ignore, 5.0
-        ).start()
+            rank, attempt, sock, self.store, self.sender, info, restore_step, ignore, 5.0,
+            borrowing=self.borrowing,
+        ).start()  # fmt: skip
 
     def freeze(self, attempt: int) -> list[Any]:
         """What the machine holds, and whether all of it is as it was saved."""
         self.store.advance(attempt)
         copies = self.store.copies()
-        return [copies == self.store.copies(verify=True), [[c.rank, c.steps] for c in copies]]
+        held = [[c.rank, c.steps, c.in_parts] for c in copies]
+        return [copies == self.store.copies(verify=True), held]
+
+    def borrow(self, ranks: list[int], machine: str, port: int, step: int) -> list[Any]:
+        return self.borrowing.fetch(Loan(tuple(ranks), machine, HOST, port), step)
+
+    def borrowed(self) -> list[int]:
+        """Whose parts are here, beside the machine's own."""
+        return list(self.borrowing.ranks)
 
     def pull(self, rank: int, machine: str, port: int, step: int) -> str:
         try:

@@ -10,6 +10,7 @@ from typing import Any
 from everstep.checkpoint.checksums import checksum
 from everstep.checkpoint.storing import HeldShard, Save, SaveOrder
 from everstep.checkpoint.tree import FlatTree
+from everstep.core.parts import NOTHING_REPLICATED, Replicated
 from everstep.core.shard import aligned
 from everstep.core.stored import folder_name, short_run
 from everstep.storage.folder import Checkpoint
@@ -18,8 +19,12 @@ JOB = "toy"
 RUN = "0123456789abcdef"
 
 
-def held(rank: int, state: Mapping[Any, Any]) -> HeldShard:
-    flat = FlatTree(state)
+def held(
+    rank: int, state: Mapping[Any, Any], replicated: Replicated = NOTHING_REPLICATED
+) -> HeldShard:
+    flat = FlatTree(state, replicated, rank)
+    if replicated.shared:
+        flat.take_part()
     start = aligned(len(flat.metadata))
     body = memoryview(bytearray(start + flat.payload_bytes))
     body[: len(flat.metadata)] = flat.metadata
@@ -53,10 +58,11 @@ def save(
     layout: str,
     states: Mapping[int, Mapping[Any, Any]],
     ranks_per_slot: int = 1,
+    replicated: Replicated = NOTHING_REPLICATED,
     **changes: Any,
 ) -> Checkpoint:
     """All machines save their part at the same time."""
-    shards = {rank: held(rank, state) for rank, state in states.items()}
+    shards = {rank: held(rank, state, replicated) for rank, state in states.items()}
     slots = len(states) // ranks_per_slot
 
     def one(slot: int) -> str:

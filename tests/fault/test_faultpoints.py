@@ -36,6 +36,11 @@ OF_HOLDER: tuple[Point, ...] = ("before_receive", "mid_receive", "after_receive"
 OF_AGENT: tuple[Point, ...] = ("before_send", "mid_send", "after_send")
 # In the middle of the third step: a step has two tensors, and eight chunks.
 COUNTS: dict[Point, int] = {"mid_copy": 5, "mid_send": 20, "mid_receive": 20}
+# One tensor, and four chunks, where each rank keeps half of what both have in common.
+COUNTS_IN_PARTS: dict[Point, int] = {"mid_copy": 3, "mid_send": 10, "mid_receive": 10}
+IN_PARTS = ["weights", "moments"]
+# One of each kind; all the others are as they are with whole states, save for what they carry.
+OFTEN_IN_PARTS = {("mid_copy", "rank"), ("mid_send", "agent"), ("after_receive", "holder")}
 
 
 class Program:
@@ -76,13 +81,19 @@ def forker() -> Iterator[Program]:
 class Job:
     """Two machines with a rank each, and whatever replaces them."""
 
-    def __init__(self, forker: Program) -> None:
+    def __init__(self, forker: Program, replicated: list[str]) -> None:
         distributed: Any = dist
+        self.replicated = replicated
         self.forker = forker
         self.store = distributed.TCPStore(HOST, 0, None, True, wait_for_workers=False)
-        self.machines = [Program(f"m{slot}") for slot in RANKS]
+        self.machines = [self.program(f"m{slot}") for slot in RANKS]
         self.infos = [MachineInfo(*machine.ask("info", [])) for machine in self.machines]
         self.pids: list[int] = []
+
+    def program(self, name: str) -> Program:
+        program = Program(name)
+        program.ask("share", [self.replicated])
+        return program
 
     def start(self, attempt: int, restore_step: int, fault: list[Any] | None = None) -> None:
         """Start both ranks; the fault is rank 0's."""
@@ -117,7 +128,7 @@ class Job:
         """The machine is lost: its rank goes with it, and another one takes its place."""
         kill(self.pids[slot])
         self.machines[slot].close()
-        self.machines[slot] = Program(f"spare{slot}")
+        self.machines[slot] = self.program(f"spare{slot}")
         self.infos[slot] = MachineInfo(*self.machines[slot].ask("info", []))
 
     def restore(self, attempt: int) -> int:
@@ -128,7 +139,8 @@ class Job:
         for info, machine in zip(self.infos, self.machines, strict=True):
             whole, copies = machine.ask("freeze", [attempt])
             assert whole, f"{info.machine} offers a torn step"
-            held = tuple(ShardCopy(rank, tuple(steps), 0) for rank, steps in copies)
+            held = tuple(ShardCopy(r, tuple(steps), 0, tuple(parts)) for r, steps, parts in copies)
+            assert all(bool(self.replicated) == bool(copy.in_parts) for copy in held)
             reports.append(MachineReport(info.machine, (), (), held))
         plan = plan_restore(reports, self.infos, LAYOUT, PLAN)
         assert not plan.missing
@@ -136,6 +148,10 @@ class Job:
             for item in plan.pulls.get(info.machine, ()):
                 pull = [item.rank, item.machine, item.port, plan.step]
                 assert machine.ask("pull", pull) == ""
+            assert bool(plan.loans.get(info.machine)) == bool(self.replicated)
+            for loan in plan.loans.get(info.machine, ()):
+                borrow = [loan.ranks, loan.machine, loan.port, plan.step]
+                assert machine.ask("borrow", borrow) == [[rank, ""] for rank in loan.ranks]
         return plan.step
 
     def close(self) -> None:
@@ -145,9 +161,23 @@ class Job:
             machine.close()
 
 
+CASES = [
+    pytest.param(
+        replicated,
+        point,
+        victim,
+        id=f"{'parts' if replicated else 'whole'}-{point}-{victim}",
+        marks=[pytest.mark.soak] if replicated and (point, victim) not in OFTEN_IN_PARTS else [],
+    )
+    for replicated in ([], IN_PARTS)
+    for point in POINTS
+    for victim in ("rank", "agent", "holder")
+]
+
+
 @pytest.fixture
-def job(forker: Program) -> Iterator[Job]:
-    job = Job(forker)
+def job(forker: Program, request: pytest.FixtureRequest) -> Iterator[Job]:
+    job = Job(forker, request.getfixturevalue("replicated"))
     yield job
     job.close()
 
@@ -165,12 +195,11 @@ def wait_until(condition: Callable[[], bool]) -> None:
         time.sleep(0.002)
 
 
-@pytest.mark.parametrize("victim", ["rank", "agent", "holder"])
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize(("replicated", "point", "victim"), CASES)
 def test_a_death_at_any_point_costs_one_finished_step_at_most(
-    job: Job, point: Point, victim: str
+    job: Job, replicated: list[str], point: Point, victim: str
 ) -> None:
-    count = COUNTS.get(point, 3)
+    count = (COUNTS_IN_PARTS if replicated else COUNTS).get(point, 3)
     fault = None
     if point in OF_HOLDER or point in OF_AGENT:
         # The rank's process is there only later; its machine's death is what it dies of.
@@ -197,4 +226,6 @@ def test_a_death_at_any_point_costs_one_finished_step_at_most(
     job.start(2, step)
     wait_until(lambda: not any(map(lives, job.pids)))
     assert job.finished() == step + 6
+    # What was lent for the start has been given back.
+    assert [machine.ask("borrowed", []) for machine in job.machines] == [[], []]
     assert job.restore(3) == step + 6

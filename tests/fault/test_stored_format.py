@@ -14,14 +14,23 @@ from typing import Any, cast
 import pytest
 import torch
 from tests.fault.stored import JOB, held, order_of, save
+from torch.distributed.checkpoint.format_utils import (
+    dcp_to_torch_save,  # pyright: ignore[reportUnknownVariableType]
+)
 
+from everstep.agent.borrowing import Borrowing
+from everstep.agent.shards import ShardStore
+from everstep.agent.storage import StorageConfig, StorageTier
 from everstep.checkpoint import tree
+from everstep.checkpoint.checksums import checksum
 from everstep.checkpoint.retrieving import Retrieval
 from everstep.checkpoint.storing import Save, number_of, retain, text_of
 from everstep.core.errors import PermanentError, TransientError
 from everstep.core.faultpoint import STORAGE_POINTS, Point, StoragePoint, hooks
-from everstep.core.shard import aligned
-from everstep.core.stored import newest_first, symptom_of
+from everstep.core.orders import StoredShare
+from everstep.core.parts import Replicated
+from everstep.core.shard import Origin, aligned
+from everstep.core.stored import StoragePolicy, newest_first, symptom_of
 from everstep.core.vocabulary import Symptom
 from everstep.storage.folder import Checkpoint, JobFolder, describe
 
@@ -103,6 +112,50 @@ def test_every_value_is_written_once_and_the_work_is_shared(checkpoint: Checkpoi
     # The two machines hold the same weights: each writes half of them.
     heavy = [sum("0.w" in key or ".0." in key for key, _ in slot) for slot in by_slot]
     assert min(heavy) >= 3
+
+
+# --- Kept once in a DP group ----------------------------------------------------------------------
+
+
+def test_what_ranks_keep_for_their_group_is_stored_and_brought_back(tmp_path: Path) -> None:
+    """As one tensor each, which torch reads, and for a machine of one rank with its peer's part."""
+    replicated = Replicated(("model", "optimizer"), 2, 2)
+    states = {rank: state_of(rank) for rank in range(4)}
+    checkpoint = save(tmp_path, 7, LAYOUT, states, replicated=replicated)
+    config = StorageConfig(
+        StoragePolicy(str(tmp_path), 1, None, 3, 60.0, 120.0),
+        "m1",
+        JOB,
+        LAYOUT,
+        1,
+        tmp_path / "log",
+    )
+    origin = Origin(JOB, LAYOUT)
+    store, tier = ShardStore("m1", origin=origin), StorageTier(config, lambda alert: None)
+    borrowing = Borrowing(store, b"secret", JOB, replicated)
+    try:
+        share = StoredShare(checkpoint.url.rpartition("/")[2], (1,), 1, 4)
+        assert tier.bring_back(share, 7, 2, store, borrowing) == [(1, "")]
+    finally:
+        tier.close()
+    assert borrowing.ranks == (3,)
+    region, place = store.region(1), borrowing.find(3, 7)
+    assert region is not None
+    slot, shard = region.view.find(7) or pytest.fail("nothing came")
+    assert place.lent.whole == shard.part_whole != 0
+    body = region.view.body(slot)[: shard.body_bytes]
+    part = memoryview(mmap.mmap(place.fd, 0))
+    assert checksum(part) == place.lent.checksum
+    payload = body[aligned(shard.metadata_bytes) :]
+    found = tree.rebuild(
+        bytes(body[: shard.metadata_bytes]), payload, [body[shard.part_start :], part]
+    )
+    assert_same(found, state_of(1))
+    whole = tmp_path / "whole.pt"
+    dcp_to_torch_save(checkpoint.url, whole)
+    read = torch.load(whole, weights_only=False)
+    assert torch.equal(read["@tp1"]["model"]["layers.0.w"], state_of(1)["model"]["layers.0.w"])
+    assert torch.equal(read["model"]["norm"], state_of(0)["model"]["norm"])
 
 
 READER = """

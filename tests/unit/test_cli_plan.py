@@ -9,6 +9,7 @@ import typer
 from typer.testing import CliRunner, Result
 
 from everstep.cli.plan import plan, plan_command
+from everstep.core.placement import exposed_groups, no_backup
 from everstep.spec.job import JobSpec
 
 
@@ -45,7 +46,8 @@ def test_json_of_figure_9(tmp_path: Path) -> None:
     found = json.loads(result.stdout)
     assert found == plan(FIG_9)
     assert set(found) == {
-        "machines", "ranks", "groups", "backup", "unprotected", "exposed", "standby", "storage"
+        "machines", "ranks", "groups", "backup", "unprotected", "exposed", "standby", "memory",
+        "storage",
     }  # fmt: skip
     assert found["machines"][4] == {"machine": 4, "ranks": [8, 9]}
     assert found["ranks"][9] == {
@@ -110,6 +112,30 @@ def test_text_of_a_small_job(tmp_path: Path) -> None:
     assert ["4", "8-9", "0-1", "0", "1", "machine", "1"] in lines
     assert ["pp", "4", "4", "4", "ranks", "0-6", "by", "2", "nothing"] in lines
     assert "Standby machines: 1. The spec asks for 1." in result.stdout
+
+
+def in_parts(spec: JobSpec) -> JobSpec:
+    checkpoint = spec.checkpoint.model_copy(update={"replicated": ("model",)})
+    return spec.model_copy(update={"checkpoint": checkpoint})
+
+
+def test_memory_shrinks_where_a_dp_group_keeps_things_once(tmp_path: Path) -> None:
+    # Two own ranks and two held ones, two steps of each.
+    assert plan(FIG_9)["memory"]["times_replicated"] == 8
+    memory = plan(in_parts(FIG_9))["memory"]
+    assert (memory["times_own"], memory["times_replicated"]) == (8, 4)
+    text = " ".join(run(tmp_path, in_parts(FIG_9)).stdout.split())
+    assert "of model, which each of 2 ranks of a DP group keeps a part of, 4 times" in text
+
+
+def test_with_one_shard_its_dp_group_loses_its_state() -> None:
+    # In two replicas of two stages on a machine each, machine 0 keeps no copy elsewhere.
+    spec = job(2, 2, {"tp": 1, "pp": 2, "dp": 2, "order": "tp-pp-dp"})
+    layout, backup = spec.layout(), no_backup(spec.layout(), "switched off")
+    lost = [one.lost for one in exposed_groups(layout, backup) if one.group.kind == "pp"]
+    assert lost == [(0, 1), (2, 3)]
+    lost = [one.lost for one in exposed_groups(layout, backup, True) if one.group.kind == "pp"]
+    assert lost == [(0, 1, 2, 3), (0, 1, 2, 3)]
 
 
 def test_text_of_a_large_job_is_short(tmp_path: Path) -> None:

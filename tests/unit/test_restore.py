@@ -1,15 +1,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import assume, given, settings, strategies as st
 from tests.unit.layouts import PAPER_ORDER, layouts
 
 from everstep.core.groups import Layout
 from everstep.core.model import MachineInfo
-from everstep.core.orders import FROM_THE_BEGINNING, MachineReport, Pull, ShardCopy
-from everstep.core.placement import BackupPlan, backup_placement, no_backup
+from everstep.core.orders import FROM_THE_BEGINNING, Loan, MachineReport, Pull, ShardCopy
+from everstep.core.placement import BackupPlan, backup_placement, exposed_groups, no_backup
 from everstep.core.restore import RestorePlan, plan_restore
 
 SMALL = Layout(2, tp=2, pp=2, dp=2, order=PAPER_ORDER)
@@ -182,6 +183,85 @@ def test_any_single_machine_can_be_lost(layout: Layout, data: st.DataObject) -> 
     after = apply(plan, memory, layout)
     for slot in range(layout.num_machines):
         assert wanted_by(layout, backup, slot) <= set(after[slot])
+
+
+SIZES = st.sampled_from([1, 2, 4, 8])
+ORDERS = st.sampled_from([("tp", "pp", "dp"), ("tp", "dp", "pp"), ("dp", "tp", "pp")])
+
+
+@given(tp=SIZES, pp=SIZES, dp=SIZES, gpus=SIZES, order=ORDERS, data=st.data())
+@settings(deadline=None, max_examples=60)
+def test_a_whole_group_can_be_lost_when_each_rank_keeps_a_part(
+    tp: int, pp: int, dp: int, gpus: int, order: tuple[str, ...], data: st.DataObject
+) -> None:
+    """Of every part a copy is left wherever the plan says so, and comes to all who need it."""
+    assume((tp * pp * dp) % gpus == 0 and tp * pp * dp > gpus)
+    layout = Layout(gpus, tp=tp, pp=pp, dp=dp, order=order)
+    backup = backup_placement(layout)
+    memory = full_memory(layout, backup, own={4, 5}, copy={4, 5})
+    kind = data.draw(st.sampled_from(layout.wide_kinds))
+    gone = layout.machines_of_group(kind, data.draw(st.integers(0, layout.world_size - 1)))
+    left = {slot: {} if slot in gone else dict(held) for slot, held in memory.items()}
+    told = in_parts(reports(left)) if dp > 1 else reports(left)
+    plan = plan_restore(told, machines(layout), layout, backup)
+    if backup.lost_with(layout, gone):
+        # `everstep plan` names such a group: there is no machine outside of it.
+        assert any(gone == one.group.machines for one in exposed_groups(layout, backup))
+        assert (plan.step, plan.loans) == (FROM_THE_BEGINNING, {})
+    else:
+        assert (plan.step, plan.missing) == (5, {})
+        assert_states_complete(plan, left, layout, backup)
+
+
+def in_parts(told: Iterable[MachineReport]) -> list[MachineReport]:
+    return [
+        replace(r, copies=tuple(replace(copy, in_parts=copy.steps) for copy in r.copies))
+        for r in told
+    ]
+
+
+def assert_states_complete(
+    plan: RestorePlan, memory: Memory, layout: Layout, backup: BackupPlan
+) -> None:
+    """Each machine holds what it must, and has or borrows all parts that its ranks need, once."""
+    after = apply(plan, memory, layout)
+    for slot in range(layout.num_machines):
+        assert wanted_by(layout, backup, slot) <= set(after[slot])
+        loans = plan.loans.get(f"m{slot}", ())
+        borrowed = [rank for loan in loans for rank in loan.ranks]
+        assert len(borrowed) == len(set(borrowed))
+        for loan in loans:
+            source = int(loan.machine[1:])
+            assert (loan.host, loan.port) == (f"10.0.0.{source}", 7000 + source)
+            assert all(plan.step in memory[source].get(rank, ()) for rank in loan.ranks)
+        own = layout.ranks_of(slot)
+        needed = (
+            {peer for rank in own for peer in layout.group("dp", rank)} if layout.dp > 1 else ()
+        )
+        assert set(borrowed) == set(needed) - set(own)
+
+
+def test_ranks_whose_step_is_whole_borrow_nothing() -> None:
+    memory = full_memory(SMALL, PLAN, own={6, 7}, copy={6, 7})
+    told = [
+        replace(r, copies=tuple(replace(copy, in_parts=(6,)) for copy in r.copies))
+        for r in reports(memory)
+    ]
+    assert plan_restore(told, machines(SMALL), SMALL, PLAN) == RestorePlan(7, {}, {})
+
+
+def test_parts_come_from_their_own_rank_and_else_from_a_holder() -> None:
+    # DP groups are 0 and 4, 1 and 5, 2 and 6, 3 and 7; machine 1 (ranks 2, 3) is lost.
+    memory = full_memory(SMALL, PLAN, own={6, 7}, copy={6, 7})
+    del memory[1]
+    slots = (machine(0), machine(1, "standby"), machine(2), machine(3))
+    plan = plan_restore(in_parts(reports(memory)), slots, SMALL, PLAN)
+    assert plan.loans == {
+        "m0": (Loan((4, 5), "m2", "10.0.0.2", 7002),),
+        "standby": (Loan((6, 7), "m3", "10.0.0.3", 7003),),
+        "m2": (Loan((0, 1), "m0", "10.0.0.0", 7000),),
+        "m3": (Loan((2, 3), "m2", "10.0.0.2", 7002),),
+    }
 
 
 @given(layouts(min_machines=2), st.data())

@@ -214,6 +214,11 @@ def test_wrong_fields_name_field_value_and_fix(
         ("prewarm: [a-b]", "prewarm: 'a-b' is not the name of a module"),
         ("checkpoint: {backup: 'yes'}", "checkpoint.backup: 'yes' is neither true nor false"),
         (
+            "checkpoint: {replicated: [model, train.]}",
+            "checkpoint.replicated: 'train.' names nothing in a state. Give a key of the saved"
+            " state, such as model, or train.model inside train",
+        ),
+        (
             "checkpoint: {when_all_copies_lost: ask}",
             "checkpoint.when_all_copies_lost: 'ask' is none of 'restart' or 'hold'",
         ),

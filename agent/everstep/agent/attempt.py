@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from everstep.agent.borrowing import Borrowing
 from everstep.agent.channel import RankChannel
 from everstep.agent.config import MachineConfig
 from everstep.agent.journal import Journal
@@ -53,6 +54,7 @@ class Surroundings:
         journal: Where effects are written.
         store: Where shards lie.
         sender: Sends backups.
+        borrowing: Has what ranks need of others to restore.
         rendezvous: Listening socket for the store of each attempt.
         oom_kills: Counts the kernel's kills for memory among the ranks.
         on_event: Called in the event loop with what the outside should know.
@@ -65,6 +67,7 @@ class Surroundings:
     journal: Journal
     store: ShardStore
     sender: BackupSender
+    borrowing: Borrowing
     rendezvous: socket.socket
     oom_kills: OomKills
     on_event: Callable[[MachineEvent], None]
@@ -280,6 +283,7 @@ class Attempt:
             on_replayed=None if self._variant is None else self._see_replayed,
             tier=self._around.tier,
             stored=self._stored(),
+            borrowing=self._around.borrowing,
         )
 
     def _stored(self) -> str:

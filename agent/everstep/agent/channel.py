@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 
+from everstep.agent.borrowing import Borrowing, Place
 from everstep.agent.shards import ShardStore, SharedRegion
 from everstep.agent.storage import StorageTier
 from everstep.agent.transfer import BackupSender
@@ -19,6 +20,7 @@ from everstep.core import channel
 from everstep.core.errors import EverstepError, PermanentError
 from everstep.core.model import MachineInfo
 from everstep.core.orders import FROM_THE_BEGINNING
+from everstep.core.parts import NOTHING_REPLICATED
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +50,7 @@ class RankChannel:
         tier: Where steps are sent to storage, or None without a storage tier.
         stored: The checkpoint's folder in storage that the rank reads `restore_step` from; empty
             when it is in memory.
+        borrowing: What it may need of other ranks, or None when each holds all of its state.
     """
 
     def __init__(
@@ -66,6 +69,7 @@ class RankChannel:
         on_replayed: Callable[[int, str], None] | None = None,
         tier: StorageTier | None = None,
         stored: str = "",
+        borrowing: Borrowing | None = None,
     ) -> None:
         self.rank = rank
         self.attempt = attempt
@@ -86,6 +90,7 @@ class RankChannel:
         self._on_word = on_word
         self._tier = tier
         self._stored = stored
+        self._borrowing = borrowing
         self._replying = threading.Lock()
         self._greeted = False
         self._mended = False
@@ -134,31 +139,40 @@ class RankChannel:
                     self._restore()
                 case channel.Damaged(step):
                     self._mend(step)
+                case channel.Borrow() | channel.DamagedPart() if self._borrowing is not None:
+                    self._lend(message, self._borrowing)
                 case channel.Reserve(slot_bytes):
                     region = self._store.region_for(self.rank, slot_bytes)
                     self._reply(channel.Reserved(region.view.slot_bytes), region)
                 case channel.Saved(step, slot, to_storage):
-                    region = self._saved(step, slot)
-                    self._store.offer(self.rank, step)
-                    if to_storage and self._tier is not None:
-                        self._tier.keep(self.rank, step, region)
-                case channel.Report() | channel.Entered():
-                    self._on_word(self.rank, message)
-                case channel.Replayed(digest) if self._on_replayed is not None:
-                    self._on_replayed(self.rank, digest)
+                    self._keep(step, slot, to_storage)
                 case _:
-                    raise PermanentError(f"a rank does not say {message}")
+                    self._hear(message)
         except EverstepError as error:
             logger.warning("rank %d is refused: %s", self.rank, error)
             self._reply(channel.Failed(str(error)))
 
-    def _reply(self, message: channel.Message, region: SharedRegion | None = None) -> None:
+    def _reply(self, message: channel.Message, memory: SharedRegion | Place | None = None) -> None:
         data = channel.encode(message)
         with self._replying:
             sent = 0
-            if region is not None:
-                sent = socket.send_fds(self._sock, [data], [region.fd])
+            if memory is not None:
+                sent = socket.send_fds(self._sock, [data], [memory.fd])
             self._sock.sendall(data[sent:])
+
+    def _hear(self, message: channel.Message) -> None:
+        match message:
+            case channel.Report() | channel.Entered():
+                self._on_word(self.rank, message)
+            case channel.Replayed(digest) if self._on_replayed is not None:
+                self._on_replayed(self.rank, digest)
+            case _:
+                raise PermanentError(f"a rank does not say {message}")
+
+    def _lend(self, wish: channel.Borrow | channel.DamagedPart, borrowing: Borrowing) -> None:
+        find = borrowing.find if isinstance(wish, channel.Borrow) else borrowing.mend
+        place = find(wish.rank, wish.step)
+        self._reply(place.lent, place)
 
     def _welcome(self) -> channel.Welcome:
         if self._greeted:
@@ -166,6 +180,7 @@ class RankChannel:
         self._greeted = True
         origin = self._store.origin
         policy = None if self._tier is None else self._tier.policy
+        replicated = NOTHING_REPLICATED if self._borrowing is None else self._borrowing.replicated
         return channel.Welcome(
             self._store.machine,
             self.rank,
@@ -176,6 +191,9 @@ class RankChannel:
             storage_every_steps=0 if policy is None else policy.every_steps or 0,
             storage_every_s=0.0 if policy is None else float(policy.every_s or 0.0),
             storage_due_s=0.0 if self._tier is None else self._tier.due_s,
+            replicated=list(replicated.names),
+            group_size=replicated.group_size,
+            group_stride=replicated.group_stride,
         )
 
     def _restore(self) -> None:
@@ -186,18 +204,24 @@ class RankChannel:
         if self._stored:
             self._reply(channel.Restored(step, self._stored))
             return
-        region = self._store.region(self.rank)
-        if region is None or region.view.find(step) is None:
-            raise PermanentError(
-                f"machine {self._store.machine} has no step {step} of rank {self.rank}"
-            )
-        self._reply(channel.Restored(step), region)
+        if not self._store.holds(self.rank, step):
+            gone = f"machine {self._store.machine} has no step {step} of rank {self.rank}"
+            if self._holder is None or self._mended:
+                raise PermanentError(gone)
+            # A rank that borrows its part may have found it damaged first.
+            self._replace(step, gone)
+        self._reply(channel.Restored(step), self._store.region(self.rank))
 
     def _mend(self, step: int) -> None:
         """Get another copy of what the rank found damaged; the second time, there is none left."""
-        if not self._store.drop_damaged(self.rank, step):
+        there = self._store.holds(self.rank, step)
+        if there and not self._store.drop_damaged(self.rank, step):
             raise PermanentError(f"rank {self.rank}'s step {step} is as it was saved")
         damaged = f"machine {self._store.machine}'s step {step} of rank {self.rank} is damaged"
+        self._replace(step, damaged)
+        self._restore()
+
+    def _replace(self, step: int, damaged: str) -> None:
         try:
             source = self._fetch(step)
         except EverstepError as error:
@@ -207,7 +231,6 @@ class RankChannel:
         text = f"{damaged}: fetched from machine {source}"
         logger.warning("%s", text)
         self._on_damaged(self.rank, step, text)
-        self._restore()
 
     def _fetch(self, step: int) -> str:
         """Get the backup; the name of the machine that had it."""
@@ -224,6 +247,14 @@ class RankChannel:
             raise PermanentError(f"its backup: {error}") from error
         self._mended = True
         return holder
+
+    def _keep(self, step: int, slot: int, to_storage: bool) -> None:
+        region = self._saved(step, slot)
+        if self._borrowing is not None:
+            self._borrowing.finish(self.rank)
+        self._store.offer(self.rank, step)
+        if to_storage and self._tier is not None:
+            self._tier.keep(self.rank, step, region)
 
     def _saved(self, step: int, slot: int) -> SharedRegion:
         region = self._store.region(self.rank)

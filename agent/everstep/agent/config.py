@@ -36,6 +36,8 @@ class MachineConfig:
             None, so that no rank and no check ever looks for one.
         cgroup: Cgroup that the ranks run in, as /proc/PID/cgroup has it; empty for the root.
         storage: The storage tier, or None.
+        replicated: Keys of the state whose tensors are equal on all ranks of a DP group, and kept
+            once in it.
     """
 
     job: str
@@ -57,6 +59,7 @@ class MachineConfig:
     faults_directory: Path | None = None
     cgroup: str = ""
     storage: StoragePolicy | None = None
+    replicated: tuple[str, ...] = ()
 
     @property
     def owner(self) -> str:

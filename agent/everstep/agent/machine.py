@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from everstep.agent import code
 from everstep.agent.attempt import Attempt, Surroundings
+from everstep.agent.borrowing import Borrowing
 from everstep.agent.checks.checker import Checker
 from everstep.agent.config import MachineConfig
 from everstep.agent.journal import Journal
@@ -36,6 +37,7 @@ from everstep.core.errors import (
     TransientError,
     UnobservableError,
 )
+from everstep.core.groups import layout_of
 from everstep.core.model import Alert, MachineEvent, MachineInfo
 from everstep.core.orders import (
     CheckOrder,
@@ -53,6 +55,7 @@ from everstep.core.orders import (
     StorageReport,
     TraceOrder,
 )
+from everstep.core.parts import Replicated
 from everstep.core.shard import Origin
 from everstep.core.stacks.dump import RankTrace
 from everstep.core.trial import ReplayOrder, ReplayReport
@@ -89,6 +92,7 @@ class Machine:
         self._sender = BackupSender(
             self._store, config.secret, config.job, config.backup_bytes_per_s
         )
+        self._borrowing = Borrowing(self._store, config.secret, config.job, _replicated(config))
         self._launcher = Launcher(config)
         self._tier: StorageTier | None = None
         self._running: Attempt | None = None
@@ -117,6 +121,7 @@ class Machine:
             self._journal,
             self._store,
             self._sender,
+            self._borrowing,
             self._rendezvous,
             OomKills(counters(self._config.cgroup)),
             self._on_event,
@@ -338,10 +343,23 @@ class Machine:
             *(asyncio.to_thread(self._pull, item, order.step) for item in order.pulls)
         )
         outcomes += await self._bring_back(order)
-        failed = tuple((rank, reason) for rank, reason in outcomes if reason)
+        borrowed = await self._borrow(order)
+        failed = tuple((rank, reason) for rank, reason in [*outcomes, *borrowed] if reason)
         pulled = tuple(rank for rank, reason in outcomes if not reason)
-        await self._note("restored", attempt=order.attempt, pulled=pulled, failed=failed)
+        await self._note(
+            "restored",
+            attempt=order.attempt,
+            pulled=pulled,
+            failed=failed,
+            borrowed=self._borrowing.ranks,
+        )
         return RestoreReport(self._config.machine, pulled, failed)
+
+    async def _borrow(self, order: RestoreOrder) -> list[tuple[int, str]]:
+        fetched = await asyncio.gather(
+            *(asyncio.to_thread(self._borrowing.fetch, loan, order.step) for loan in order.loans)
+        )
+        return [outcome for of_loan in fetched for outcome in of_loan]
 
     async def _bring_back(self, order: RestoreOrder) -> list[tuple[int, str]]:
         share = order.stored
@@ -350,7 +368,7 @@ class Machine:
         if self._tier is None:
             return [(rank, "this machine has no storage tier") for rank in share.ranks or (-1,)]
         return await asyncio.to_thread(
-            self._tier.bring_back, share, order.step, order.attempt, self._store
+            self._tier.bring_back, share, order.step, order.attempt, self._store, self._borrowing
         )
 
     def _pull(self, item: Pull, step: int) -> tuple[int, str]:
@@ -414,7 +432,9 @@ class Machine:
     def _prepare(self, order: StartOrder) -> Readiness:
         self._store.advance(order.attempt)
         self._store.discard_after(order.restore_step)
-        self._store.keep_only([start.rank for start in order.ranks], order.held_ranks)
+        ranks = [start.rank for start in order.ranks]
+        self._store.keep_only(ranks, order.held_ranks)
+        self._borrowing.begin(ranks, order.restore_step)
         readiness = self._launcher.wait_ready()
         for note in readiness.notes:
             logger.warning("pre-warming: %s", note)
@@ -427,3 +447,8 @@ class Machine:
 
     async def _note(self, effect: str, **fields: Any) -> None:
         await asyncio.to_thread(self._journal.write, effect, **fields)
+
+
+def _replicated(config: MachineConfig) -> Replicated:
+    layout = layout_of(config.parallelism, config.gpus_per_machine)
+    return Replicated(config.replicated, layout.dp, layout.strides.get("dp", 1))

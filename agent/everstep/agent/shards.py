@@ -92,6 +92,11 @@ class ShardStore:
             return self._attempt
 
     @property
+    def available_bytes(self) -> int:
+        """Memory that may still be taken."""
+        return self._available_bytes()
+
+    @property
     def memory_bytes(self) -> int:
         """Memory that the regions take, all in all."""
         with self._lock:
@@ -143,7 +148,9 @@ class ShardStore:
             }
             if shards:
                 newest = shards[max(shards)]
-                found.append(ShardCopy(rank, tuple(sorted(shards)), newest.payload_bytes))
+                steps = tuple(sorted(shards))
+                in_parts = tuple(step for step in steps if shards[step].part_whole)
+                found.append(ShardCopy(rank, steps, newest.payload_bytes, in_parts))
         return tuple(found)
 
     @property

@@ -12,19 +12,20 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from everstep.agent.borrowing import Borrowed, Borrowing
 from everstep.agent.shards import ShardStore, SharedRegion, free_memory_bytes
 from everstep.agent.snapshots import Snapshot, copy_out, take_snapshot
 from everstep.agent.storage_child import Child, FailedError
 from everstep.core.errors import EverstepError, PermanentError, TransientError
 from everstep.core.model import Alert
 from everstep.core.orders import StartOrder, StorageReport, StoredCheckpoint, StoredShare
-from everstep.core.shard import Shard
+from everstep.core.shard import Origin, Shard
 from everstep.core.stored import StoragePolicy, folder_name, short_run, symptom_of
 from everstep.core.vocabulary import Observer
 
@@ -196,7 +197,12 @@ class StorageTier:
         return StorageReport(machine, tuple(found), tuple(unusable))
 
     def bring_back(
-        self, share: StoredShare, step: int, attempt: int, store: ShardStore
+        self,
+        share: StoredShare,
+        step: int,
+        attempt: int,
+        store: ShardStore,
+        borrowing: Borrowing,
     ) -> list[tuple[int, str]]:
         """Do this machine's part in restoring from storage; blocks.
 
@@ -205,6 +211,7 @@ class StorageTier:
             step: The checkpoint's.
             attempt: The attempt that will start from it.
             store: Where shards go.
+            borrowing: Where what its ranks need of others goes.
 
         Returns:
             For each rank, or for the share as rank -1, why it could not be had, or empty.
@@ -214,7 +221,7 @@ class StorageTier:
             if not share.ranks:
                 self._run({"do": "check", "url": url, "share": share.share, "shares": share.shares})
                 return [(-1, "")]
-            self._fill(url, share, step, attempt, store)
+            self._fill(url, share, step, attempt, store, borrowing)
         except EverstepError as error:
             return [(rank, str(error)) for rank in share.ranks or (-1,)]
         return [(rank, "") for rank in share.ranks]
@@ -359,7 +366,13 @@ class StorageTier:
     # --- The way back -----------------------------------------------------------------------------
 
     def _fill(
-        self, url: str, share: StoredShare, step: int, attempt: int, store: ShardStore
+        self,
+        url: str,
+        share: StoredShare,
+        step: int,
+        attempt: int,
+        store: ShardStore,
+        borrowing: Borrowing,
     ) -> None:
         memory = {
             rank: os.memfd_create(f"everstep-stored-{rank}", os.MFD_CLOEXEC) for rank in share.ranks
@@ -367,22 +380,38 @@ class StorageTier:
         try:
             packets = [({"rank": rank}, fd) for rank, fd in memory.items()]
             done = self._run({"do": "fill", "url": url, "ranks": list(share.ranks)}, packets)
-            origin = store.origin
+            needed: set[int] = set()
             for one in done["filled"]:
-                shard = Shard(
-                    rank=one["rank"],
-                    step=step,
-                    attempt=attempt,
-                    metadata_bytes=one["metadata_bytes"],
-                    payload_bytes=one["payload_bytes"],
-                    checksum=one["checksum"],
-                    job=origin.job_print,
-                    layout=origin.layout_print,
-                )
+                shard = _shard_of(one, step, attempt, store.origin)
                 store.put_back(shard, partial(copy_out, memory[shard.rank]))
+                if shard.part_whole:
+                    needed |= {*borrowing.replicated.group_of(shard.rank)} - {*share.ranks}
         finally:
             for fd in memory.values():
                 os.close(fd)
+        if needed:
+            self._fill_parts(url, sorted(needed), step, attempt, store, borrowing)
+
+    def _fill_parts(
+        self,
+        url: str,
+        ranks: Sequence[int],
+        step: int,
+        attempt: int,
+        store: ShardStore,
+        borrowing: Borrowing,
+    ) -> None:
+        memory = {rank: os.memfd_create(f"everstep-part-{rank}", os.MFD_CLOEXEC) for rank in ranks}
+        packets = [({"rank": rank}, fd) for rank, fd in memory.items()]
+        try:
+            done = self._run({"do": "fill_parts", "url": url, "ranks": list(ranks)}, packets)
+        except BaseException:
+            for fd in memory.values():
+                os.close(fd)
+            raise
+        for one in done["filled"]:
+            shard = _shard_of(one, step, attempt, store.origin)
+            borrowing.adopt(Borrowed(shard, memory[shard.rank], None))
 
     def _run(
         self,
@@ -457,3 +486,14 @@ class StorageTier:
         with self._lock:
             self._children.discard(child)
         child.close()
+
+
+def _shard_of(filled: Mapping[str, Any], step: int, attempt: int, origin: Origin) -> Shard:
+    """What a child has put into memory, as a shard of the attempt that starts from it."""
+    return Shard(
+        step=step,
+        attempt=attempt,
+        job=origin.job_print,
+        layout=origin.layout_print,
+        **filled,
+    )

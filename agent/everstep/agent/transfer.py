@@ -10,6 +10,7 @@ loop never waits for a shard.
                                   <-  {ok} | {refused}
     get    {get: {rank, step}}    ->
                                   <-  {shard, payload_bytes}, body, {whole} | {refused}
+           with {part: true}, only the part of it that the rank keeps for its DP group
     doubt  {doubt: {rank, step}}  ->
                                   <-  {ok}: it was read again, and dropped if it is damaged
     list   {list: {}}             ->
@@ -22,7 +23,8 @@ compute checksums: that would take longer than the transfer, at every step, and 
 damage in the memory of either machine from damage on the way. The ranks do, at both ends of it all:
 when a state is saved, and when it is restored. A shard that is found damaged then is doubted.
 
-A shard is {rank, step, attempt, metadata_bytes, tensor_bytes, checksum, job, layout}.
+A shard is {rank, step, attempt, metadata_bytes, tensor_bytes, checksum, job, layout}, and
+{part_bytes, part_checksum, part_whole} if it has a part.
 """
 
 from __future__ import annotations
@@ -154,10 +156,10 @@ class TransferServer:
     def _take(self, link: Link, request: wire.Header) -> None:
         def fill(body: memoryview) -> None:
             link.send({"go": True})
-            _receive_body(link, body)
+            receive_body(link, body)
 
         try:
-            self._store.take_in(_read_shard(request["put"]), fill)
+            self._store.take_in(read_shard(request["put"]), fill)
         except EverstepError as error:
             logger.warning("refused a shard from %s: %s", link.peer, error)
             link.send(wire.refusal(str(error)))
@@ -168,7 +170,8 @@ class TransferServer:
     def _give(self, link: Link, request: wire.Header) -> None:
         wanted = _object(request["get"])
         rank, step = wire.number(wanted, "rank"), wire.number(wanted, "step")
-        kept = self._store.shelf.find(rank, step)
+        part = wanted.get("part") is True
+        kept = None if part else self._store.shelf.find(rank, step)
         if kept is not None:
             link.send({"shard": _show_shard(kept.shard), "payload_bytes": kept.shard.body_bytes})
             memory = mmap.mmap(kept.fd, kept.shard.body_bytes)
@@ -183,8 +186,9 @@ class TransferServer:
             link.send(wire.refusal(reason))
             return
         slot, shard = found
-        link.send({"shard": _show_shard(shard), "payload_bytes": shard.body_bytes})
-        link.send_payload(region.view.body(slot)[: shard.body_bytes])
+        body = region.view.body(slot)[shard.part_start if part else 0 : shard.body_bytes]
+        link.send({"shard": _show_shard(shard), "payload_bytes": len(body)})
+        link.send_payload(body)
         link.send(_after_body(region, slot, shard))
 
 
@@ -334,12 +338,12 @@ class _Lane:
         link = self._connected()
         reached("before_send")
         link.send({"put": _show_shard(shard)})
-        answer = _accepted(link.receive())
+        answer = accepted(link.receive())
         if "go" in answer:
             link.send_payload(region.view.body(slot)[: shard.body_bytes], self._pace)
             reached("after_send")
             link.send(_after_body(region, slot, shard))
-            _accepted(link.receive())
+            accepted(link.receive())
 
     def _connected(self) -> Link:
         if self._link is None:
@@ -380,11 +384,11 @@ def pull(order: Pull, step: int, store: ShardStore, secret: bytes, job: str) -> 
     with contextlib.closing(link):
         try:
             link.send({"get": {"rank": order.rank, "step": step}})
-            answer = _accepted(link.receive())
-            shard = _read_shard(answer.get("shard"))
+            answer = accepted(link.receive())
+            shard = read_shard(answer.get("shard"))
             if (shard.rank, shard.step) != (order.rank, step):
                 raise PermanentError(f"{order.machine} answered with {shard}")
-            store.put_back(shard, lambda body: _receive_body(link, body))
+            store.put_back(shard, lambda body: receive_body(link, body))
         except (OSError, EOFError) as error:
             raise TransientError(f"pull from {order.machine} broke off: {error}") from error
 
@@ -426,8 +430,8 @@ def list_contents(machine: MachineInfo, secret: bytes, job: str) -> Contents:
         return Contents(
             str(answer["machine"]),
             tuple(int(rank) for rank in answer["own"]),
-            tuple(map(_read_shard, answer["shards"])),
-            tuple(map(_read_shard, answer["shelf"])),
+            tuple(map(read_shard, answer["shards"])),
+            tuple(map(read_shard, answer["shelf"])),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise PermanentError(f"{machine.machine} answers {answer!r:.100}") from error
@@ -446,16 +450,22 @@ def _ask(machine: MachineInfo, request: wire.Header, secret: bytes, job: str) ->
     with contextlib.closing(connect(machine.host, machine.transfer_port, secret, job)) as link:
         try:
             link.send(request)
-            return _accepted(link.receive())
+            return accepted(link.receive())
         except (OSError, EOFError) as error:
             raise TransientError(f"machine {machine.machine} does not answer: {error}") from error
 
 
-def _receive_body(link: Link, body: memoryview) -> None:
+def receive_body(link: Link, body: memoryview) -> None:
+    """Fill memory with what comes.
+
+    Raises:
+        PermanentError: The other side says that it is of no use.
+        OSError, EOFError: The connection broke.
+    """
     while body:
         body = body[link.receive_some(body) :]
         reached("mid_receive")
-    _accepted(link.receive())
+    accepted(link.receive())
 
 
 def _after_body(region: SharedRegion, slot: int, shard: Shard) -> wire.Header:
@@ -465,14 +475,19 @@ def _after_body(region: SharedRegion, slot: int, shard: Shard) -> wire.Header:
     return wire.refusal(f"step {shard.step} of rank {shard.rank} was overwritten meanwhile")
 
 
-def _accepted(answer: wire.Header) -> wire.Header:
+def accepted(answer: wire.Header) -> wire.Header:
+    """An answer that is no refusal.
+
+    Raises:
+        PermanentError: It is one.
+    """
     if "refused" in answer:
         raise PermanentError(f"refused by the other side: {answer['refused']}")
     return answer
 
 
 def _show_shard(shard: Shard) -> wire.Header:
-    return {
+    shown: wire.Header = {
         "rank": shard.rank,
         "step": shard.step,
         "attempt": shard.attempt,
@@ -482,11 +497,23 @@ def _show_shard(shard: Shard) -> wire.Header:
         "job": shard.job,
         "layout": shard.layout,
     }
+    if shard.part_whole:
+        shown |= {
+            "part_bytes": shard.part_bytes,
+            "part_checksum": shard.part_checksum,
+            "part_whole": shard.part_whole,
+        }
+    return shown
 
 
-def _read_shard(value: object) -> Shard:
+def read_shard(value: object) -> Shard:
+    """What another machine says of a shard.
+
+    Raises:
+        PermanentError: It describes none.
+    """
     fields = _object(value)
-    return Shard(
+    shard = Shard(
         rank=wire.number(fields, "rank"),
         step=wire.number(fields, "step"),
         attempt=wire.number(fields, "attempt"),
@@ -495,7 +522,13 @@ def _read_shard(value: object) -> Shard:
         checksum=wire.number(fields, "checksum"),
         job=wire.number(fields, "job"),
         layout=wire.number(fields, "layout"),
+        part_bytes=wire.number(fields, "part_bytes", 0),
+        part_checksum=wire.number(fields, "part_checksum", 0),
+        part_whole=wire.number(fields, "part_whole", 0),
     )
+    if shard.part_bytes > shard.payload_bytes:
+        raise PermanentError(f"a part of {shard.part_bytes} B in {shard.payload_bytes} B")
+    return shard
 
 
 def _object(value: object) -> wire.Header:

@@ -62,6 +62,27 @@ class Agreement(ABC):
             PermanentError: The other ranks cannot be asked.
         """
 
+    @abstractmethod
+    def compare(self, step: int, group: range, digest: str) -> None:
+        """Tell a group of ranks what this one's common state is; once a step, by all of them.
+
+        Args:
+            step: The step that is about to be saved.
+            group: The ranks, this one among them.
+            digest: Of the state.
+
+        Raises:
+            PermanentError: The other ranks cannot be told.
+        """
+
+    @abstractmethod
+    def are_equal(self, step: int, group: range) -> bool | None:
+        """Whether all ranks of the group told the same; None while not all have told.
+
+        Raises:
+            PermanentError: The other ranks cannot be asked.
+        """
+
 
 class Alone(Agreement):
     """The job has one rank."""
@@ -83,6 +104,13 @@ class Alone(Agreement):
     def is_chosen(self, number: int) -> bool:
         """Whether it was the last to be chosen."""
         return self._chosen == number
+
+    def compare(self, step: int, group: range, digest: str) -> None:
+        """Nobody is there to be told."""
+
+    def are_equal(self, step: int, group: range) -> bool | None:
+        """True: it equals itself."""
+        return True
 
 
 class StoreAgreement(Agreement):
@@ -140,6 +168,34 @@ class StoreAgreement(Agreement):
             return bool(self._store().check([self._key("chosen", number)]))
         except (RuntimeError, ValueError) as error:
             raise self._lost(error) from error
+
+    def compare(self, step: int, group: range, digest: str) -> None:
+        """Count those that told this digest, and those that told any; the last one concludes."""
+        told = f"{self._group_key(step, group)}/told"
+        same = f"{self._group_key(step, group)}/{digest}"
+        try:
+            store = self._store()
+            store.add(same, 1)
+            if store.add(told, 1) < len(group):
+                return
+            equal = store.add(same, 0) == len(group)
+            store.set(self._group_key(step, group), "equal" if equal else "different")
+            for key in (told, same):
+                store.delete_key(key)
+        except (RuntimeError, ValueError) as error:
+            raise self._lost(error) from error
+
+    def are_equal(self, step: int, group: range) -> bool | None:
+        """Ask the store for the conclusion."""
+        key = self._group_key(step, group)
+        try:
+            store = self._store()
+            return bytes(store.get(key)) == b"equal" if store.check([key]) else None
+        except (RuntimeError, ValueError) as error:
+            raise self._lost(error) from error
+
+    def _group_key(self, step: int, group: range) -> str:
+        return f"{self._key('common', step)}/{group[0]}"
 
     def _key(self, name: str, step: int) -> str:
         return f"{self._prefix}/{name}/{step}"

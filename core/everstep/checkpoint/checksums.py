@@ -1,8 +1,10 @@
-"""`core.shard.checksum`, a hundred times as fast."""
+"""`core.shard.checksum`, a hundred times as fast, and the same idea for tensors where they are."""
 
 from __future__ import annotations
 
 import ctypes
+import hashlib
+from collections.abc import Iterable
 
 import torch
 
@@ -25,3 +27,23 @@ def checksum(body: memoryview) -> int:
     last = int(sums[num_blocks]) + word_of(body[num_words * WORD_BYTES :])
     blocks = ctypes.string_at(sums.data_ptr(), num_blocks * WORD_BYTES)
     return checksum_of_sums(blocks, last)
+
+
+def digest_of(tensors: Iterable[torch.Tensor]) -> str:
+    """What tells tensors from any others, on whichever devices they are; reads them all.
+
+    Computed there, from the sums of words of each block.
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    for tensor in tensors:
+        data = tensor.resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
+        if data.data_ptr() % WORD_BYTES or data.storage_offset() % WORD_BYTES:
+            data = data.clone()
+        num_words = data.numel() // WORD_BYTES
+        words = data[: num_words * WORD_BYTES].view(torch.int64)
+        end = num_words // _WORDS_IN_BLOCK * _WORDS_IN_BLOCK
+        sums = words[:end].view(-1, _WORDS_IN_BLOCK).sum(1)
+        rest = data[num_words * WORD_BYTES :].long().cumsum(0).sum()
+        found = torch.cat([sums, torch.stack([words[end:].sum(), rest])]).cpu()
+        digest.update(ctypes.string_at(found.data_ptr(), found.nbytes))
+    return digest.hexdigest()

@@ -8,10 +8,12 @@ is copied to without the CPU's help and without making the training's stream wai
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Generator
 from typing import Any
 
 import torch
 
+from everstep.checkpoint.checksums import digest_of
 from everstep.checkpoint.tree import FlatTree
 from everstep.core.errors import PermanentError
 
@@ -48,6 +50,10 @@ class Copier:
     def copy(self, state: FlatTree, payload: memoryview) -> None:
         """Write the state as it was marked; returns when the tensors may be changed again."""
         state.write(payload)
+
+    def digest_common(self, state: FlatTree) -> str:
+        """A digest of what the DP group has in common, as it was marked."""
+        return digest_of(state.common)
 
 
 class CudaCopier(Copier):
@@ -93,13 +99,23 @@ class CudaCopier(Copier):
 
     def copy(self, state: FlatTree, payload: memoryview) -> None:
         """Let the copies follow the marked kernels, and wait for the copies alone."""
+        with self._beside_training():
+            state.write(payload)
+
+    def digest_common(self, state: FlatTree) -> str:
+        """Let the sums follow the marked kernels; they are made on the GPUs."""
+        with self._beside_training():
+            return digest_of(state.common)
+
+    @contextlib.contextmanager
+    def _beside_training(self) -> Generator[None]:
         with self._on_gpu(), contextlib.ExitStack() as current:
             for stream, marked in zip(self._streams, self._marked, strict=True):
                 stream.wait_event(marked)
                 # Each GPU has a current stream of its own, and a tensor is copied on that of its.
                 current.enter_context(_cuda.stream(stream))
             try:
-                state.write(payload)
+                yield
             finally:
                 # What has been begun still reads the tensors.
                 for stream in self._streams:

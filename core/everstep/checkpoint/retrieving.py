@@ -8,14 +8,15 @@ import mmap
 import os
 import pickle
 import zipfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from everstep.checkpoint.checksums import checksum
 from everstep.core.errors import PermanentError
-from everstep.core.leaves import Leaf, leaves_of
+from everstep.core.leaves import Leaf, leaves_of, note_of
+from everstep.core.parts import PartNote
 from everstep.core.save_plan import Item
 from everstep.core.shard import aligned, body_bytes
 from everstep.storage.folder import Description, Located, digest_of
@@ -41,13 +42,19 @@ class Filled:
         rank: Whose state it is.
         metadata_bytes: Size of its description.
         payload_bytes: Size of its tensors.
-        checksum: Of the body.
+        checksum: Of the body; 0 if only the part was put there.
+        part_bytes: Size of its part of what the DP group has in common.
+        part_checksum: Of the part.
+        part_whole: Fingerprint of what it is a part of; 0 when the state is whole.
     """
 
     rank: int
     metadata_bytes: int
     payload_bytes: int
     checksum: int
+    part_bytes: int = 0
+    part_checksum: int = 0
+    part_whole: int = 0
 
 
 class Retrieval:
@@ -85,7 +92,32 @@ class Retrieval:
         for leaf, digest in zip(leaves, seen["digests"], strict=True):
             if leaf.kind == "tensor" and leaf.numel > 0:
                 self._load(leaf, digest, rank, payload)
-        return Filled(rank, len(metadata), payload_bytes, checksum(body))
+        filled = Filled(rank, len(metadata), payload_bytes, checksum(body))
+        note = note_of(seen["metadata"])
+        return filled if note is None else _with_part(filled, note, payload[note.start :])
+
+    def fill_part(self, rank: int, fd: int) -> Filled:
+        """Put into memory what a rank keeps for its DP group, and nothing else of it.
+
+        Args:
+            rank: Whose.
+            fd: Memory without contents; gets the size that it needs.
+
+        Raises:
+            PermanentError: Something is damaged or missing, or its state is whole.
+        """
+        seen = self._seen_of(rank)
+        note = note_of(seen["metadata"])
+        if note is None or not note.whole:
+            raise PermanentError(f"rank {rank} keeps no part for others")
+        size_bytes = note.part.size_bytes
+        os.ftruncate(fd, size_bytes)
+        body = memoryview(mmap.mmap(fd, size_bytes) if size_bytes else bytearray())
+        for leaf, digest in zip(leaves_of(seen["metadata"], rank), seen["digests"], strict=True):
+            if leaf.is_common and leaf.numel > 0:
+                self._load(replace(leaf, offset=leaf.offset - note.start), digest, rank, body)
+        filled = Filled(rank, len(seen["metadata"].encode()), int(seen["payload_bytes"]), 0)
+        return _with_part(filled, note, body)
 
     def check(self, share: int, shares: int) -> None:
         """Read a share of everything that was written.
@@ -135,6 +167,17 @@ class Retrieval:
         if slot not in self._wrote:
             self._wrote[slot] = _described(lambda: self._description.wrote(slot))
         return self._wrote[slot]
+
+
+def _with_part(filled: Filled, note: PartNote, part: memoryview) -> Filled:
+    if not note.whole:
+        return filled
+    return replace(
+        filled,
+        part_bytes=note.part.size_bytes,
+        part_checksum=checksum(part),
+        part_whole=note.whole,
+    )
 
 
 def _described(read: Any) -> Any:

@@ -35,6 +35,7 @@ import mmap
 import os
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -42,6 +43,7 @@ from everstep.checkpoint.agent_link import AgentLink
 from everstep.checkpoint.agreement import Agreement
 from everstep.checkpoint.checksums import checksum
 from everstep.checkpoint.copying import Copier, copier_for
+from everstep.checkpoint.sharing import Sharing
 from everstep.checkpoint.tree import FlatTree
 from everstep.core import channel
 from everstep.core.errors import EverstepError, PermanentError
@@ -115,15 +117,22 @@ class Saver:
         me: Who the rank is.
         agreement: With the other ranks; likewise.
         region: Memory to begin with, if there is some.
+        sharing: With the ranks of the DP group.
     """
 
     def __init__(
-        self, link: AgentLink, me: channel.Welcome, agreement: Agreement, region: Region | None
+        self,
+        link: AgentLink,
+        me: channel.Welcome,
+        agreement: Agreement,
+        region: Region | None,
+        sharing: Sharing,
     ) -> None:
         self._link = link
         self._me = me
         self._origin = Origin(me.job, me.layout)
         self._agreement = agreement
+        self._sharing = sharing
         self._turns = Turns(me, agreement)
         self._region = region
         self._copier: Copier | None = None
@@ -214,6 +223,10 @@ class Saver:
             self._news.notify_all()
 
     def _save(self, task: _Task) -> None:
+        if not self._sharing.settle(
+            task.step, task.state, task.copier, self._agreement, self._wait_until
+        ):
+            return
         region = self._reserve(task)
         slot = self._copy(task, region)
         self._reach(Stage.COPIED)
@@ -223,7 +236,7 @@ class Saver:
         self._turns.choose()
         self._agreement.announce(task.step)
         self._reach(Stage.HELD)
-        if self._wait_stable(task.step):
+        if self._wait_until(lambda: self._agreement.is_stable(task.step)):
             self._reach(Stage.STABLE)
 
     def _copy(self, task: _Task, region: Region) -> int:
@@ -243,15 +256,21 @@ class Saver:
         return slot
 
     def _commit(self, task: _Task, region: Region, slot: int) -> None:
+        body = region.body(slot)[: task.size_bytes]
+        part_bytes = task.state.part_bytes
+        part = task.state.part
         shard = Shard(
             rank=self._me.rank,
             step=task.step,
             attempt=self._me.attempt,
             metadata_bytes=len(task.state.metadata),
             payload_bytes=task.state.payload_bytes,
-            checksum=checksum(region.body(slot)[: task.size_bytes]),
+            checksum=checksum(body),
             job=self._origin.job_print,
             layout=self._origin.layout_print,
+            part_bytes=part_bytes,
+            part_checksum=checksum(body[len(body) - part_bytes :]) if part_bytes else 0,
+            part_whole=0 if part is None else part.whole,
         )
         region.commit(slot, shard)
         reached("after_commit")
@@ -271,9 +290,9 @@ class Saver:
         elif not answer.ok:
             logger.warning("%s: step %d has no backup: %s", self._who, step, answer.reason)
 
-    def _wait_stable(self, step: int) -> bool:
+    def _wait_until(self, is_so: Callable[[], bool]) -> bool:
         began_s = time.monotonic()
-        while not self._agreement.is_stable(step):
+        while not is_so():
             # In proportion: many ranks that wait long must not flood the store.
             pause_s = _PAUSE_RATIO * (time.monotonic() - began_s)
             if self._closing.wait(min(max(pause_s, _SHORTEST_PAUSE_S), _LONGEST_PAUSE_S)):

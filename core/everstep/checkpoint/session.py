@@ -27,19 +27,19 @@ from typing import Any, Literal, Protocol, SupportsFloat
 
 from everstep.checkpoint import agreement, tree
 from everstep.checkpoint.agent_link import AgentLink
-from everstep.checkpoint.checksums import checksum
 from everstep.checkpoint.replaying import replay
-from everstep.checkpoint.saver import Saver, Stage, map_region
+from everstep.checkpoint.restoring import Restoring
+from everstep.checkpoint.saver import Saver, Stage
+from everstep.checkpoint.sharing import Sharing
 from everstep.checkpoint.waiting import WaitClock
 from everstep.core import channel, names
 from everstep.core.errors import EverstepError, PermanentError
-from everstep.core.shard import Origin, Region, Shard, aligned
+from everstep.core.shard import Region
 from everstep.core.vocabulary import Phase
 
 logger = logging.getLogger(__name__)
 
 _ANSWER_PATIENCE_S = 60.0
-_MENDING_PATIENCE_S = 600.0
 
 
 class Optimizer(Protocol):
@@ -287,6 +287,7 @@ class _AttachedSession(Session):
         self._saver: Saver | None = None
         self._link = AgentLink(sock, _ANSWER_PATIENCE_S)
         self._me, _ = self._link.ask(channel.Hello(), channel.Welcome)
+        self._sharing = Sharing(self._me)
         atexit.register(self.close)
 
     def restore(self, into: Mapping[Any, Any] | None = None) -> Restored | None:
@@ -295,27 +296,17 @@ class _AttachedSession(Session):
             return None
         if answer.stored:
             return self._reshard(answer.step, answer.stored, into)
-        region, slot, shard = self._found(answer.step, fd)
-        while not region.intact(slot, checksum):
-            # Another machine's copy, until there is none left: then the agent refuses.
-            logger.warning("%s: step %d is damaged; asking for its backup", self._who, shard.step)
-            damaged = channel.Damaged(shard.step)
-            _, fd = self._link.ask(damaged, channel.Restored, _MENDING_PATIENCE_S)
-            region, slot, shard = self._found(shard.step, fd)
-        body = region.body(slot)
-        payload = body[aligned(shard.metadata_bytes) : shard.body_bytes]
-        state = tree.rebuild(bytes(body[: shard.metadata_bytes]), payload)
-        self._last_step = shard.step
+        state, region = Restoring(self._link, self._me).state(answer.step, fd)
+        self._last_step = answer.step
         self._saver = self._new_saver(region)
-        return Restored(shard.step, state)
+        return Restored(answer.step, state)
 
     def save(self, step: int, state: Mapping[Any, Any], *, blocking: bool = False) -> None:
         if step <= self._last_step:
             raise ValueError(f"step {step} is saved after step {self._last_step}")
-        flat = tree.FlatTree(state)
         if self._saver is None:
             self._saver = self._new_saver(None)
-        self._saver.submit(step, flat)
+        self._saver.submit(step, self._taken(self._saver, state))
         self._last_step = step
         self._phase = self._phase.after_step()
         if blocking:
@@ -358,6 +349,13 @@ class _AttachedSession(Session):
                 logger.warning("%s: %s", self._who, error)
         self._link.close()
 
+    def _taken(self, saver: Saver, state: Mapping[Any, Any]) -> tree.FlatTree:
+        if not self._sharing.shared:
+            return tree.FlatTree(state)
+        # How this one is taken depends on what the ranks found at the last one.
+        saver.wait(Stage.COPIED)
+        return self._sharing.take(state)
+
     def _reshard(self, step: int, url: str, into: Mapping[Any, Any] | None) -> Restored:
         if into is None:
             raise PermanentError(
@@ -375,14 +373,6 @@ class _AttachedSession(Session):
     def _who(self) -> str:
         return f"rank {self._me.rank} on {self._me.machine}"
 
-    def _found(self, step: int, fd: int | None) -> tuple[Region, int, Shard]:
-        region = map_region(fd)
-        found = region.find(step)
-        if found is None:
-            raise PermanentError(f"{self._who}: step {step} is not in its memory")
-        Origin(self._me.job, self._me.layout).check(found[1])
-        return region, *found
-
     def _new_saver(self, region: Region | None) -> Saver:
         others = agreement.of_environment(os.environ, self._me.attempt)
-        return Saver(self._link, self._me, others, region)
+        return Saver(self._link, self._me, others, region, self._sharing)

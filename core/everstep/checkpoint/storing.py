@@ -27,6 +27,7 @@ from everstep.checkpoint.checksums import checksum
 from everstep.core import leaves as leaves_module
 from everstep.core.errors import EverstepError, PermanentError, TransientError
 from everstep.core.faultpoint import reached
+from everstep.core.groups import layout_of
 from everstep.core.leaves import Leaf, leaves_of
 from everstep.core.save_plan import Item, SavePlan, SeenLeaf, plan_from_json, plan_save
 from everstep.core.shard import aligned
@@ -46,7 +47,6 @@ from everstep.storage.folder import (
     JobFolder,
     Located,
     digest_of,
-    layout_of,
 )
 
 _SHORTEST_PAUSE_S = 0.02
@@ -327,7 +327,9 @@ def contents_of(
     for rank in sorted(everything):
         for leaf, _ in everything[rank]:
             item = plan.item(leaf, rank, layout)
-            if item in plan.writer and item not in found:
+            # Of a rank that holds nothing of it, the place says nothing.
+            empty = item[1] is not None and leaf.numel == 0
+            if item in plan.writer and item not in found and not empty:
                 found[item] = dcp.content_of(item, leaf)
     return list(found.values())
 

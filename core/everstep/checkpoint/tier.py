@@ -2,7 +2,7 @@
 
 Run as `python -m everstep.checkpoint.tier FD`, where FD is one end of a `storage.parcel` socket. It
 loads torch, and carries out one order after the other: a filesystem may hang it or kill it, and
-nothing else suffers. Orders are `save`, `decline`, `fill` and `check`.
+nothing else suffers. Orders are `save`, `decline`, `fill`, `fill_parts` and `check`.
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ class Worker:
             "save": self._save,
             "decline": self._decline,
             "fill": self._fill,
+            "fill_parts": self._fill_parts,
             "check": self._check,
         }
         try:
@@ -99,6 +100,15 @@ class Worker:
         memory = [self._next() for _ in order["ranks"]]
         retrieval = Retrieval(describe(Checkpoint(order["url"])))
         return {"filled": [asdict(retrieval.fill(one["rank"], fd)) for one, fd in memory]}
+
+    def _fill_parts(self, order: dict[str, Any]) -> dict[str, Any]:
+        memory = [self._next() for _ in order["ranks"]]
+        retrieval = Retrieval(describe(Checkpoint(order["url"])))
+        filled: list[dict[str, Any]] = []
+        for one, fd in memory:
+            with contextlib.closing(_Descriptor(fd)):
+                filled.append(asdict(retrieval.fill_part(one["rank"], fd)))
+        return {"filled": filled}
 
     def _check(self, order: dict[str, Any]) -> dict[str, Any]:
         Retrieval(describe(Checkpoint(order["url"]))).check(order["share"], order["shares"])

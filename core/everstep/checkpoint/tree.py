@@ -8,7 +8,9 @@ the rest is.
 from __future__ import annotations
 
 import base64
+import itertools
 import json
+import math
 from collections import Counter, OrderedDict, namedtuple
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +22,17 @@ import torch
 from everstep.checkpoint import dtensors
 from everstep.core.errors import PermanentError
 from everstep.core.faultpoint import reached
-from everstep.core.shard import aligned
+from everstep.core.leaves import is_equal_on
+from everstep.core.parts import (
+    NOTHING_REPLICATED,
+    Part,
+    PartNote,
+    Replicated,
+    Span,
+    cut,
+    note_from_json,
+)
+from everstep.core.shard import aligned, fingerprint
 
 Node = Any
 """A node of the JSON description."""
@@ -45,24 +57,89 @@ class FlatTree:
             device, DTensors among them, and of int, float, complex, str, bool, bytes and None.
             A tensor that is in it several times is stored once. Ordered dicts and counters come
             back as such, other mappings as dicts, and subclasses of the rest as what they extend.
+        replicated: What of it is equal on all ranks of the DP group. With something in it that is,
+            one of `take_part` and `take_whole` has to be called before anything else is done.
+        rank: Whose state it is.
 
     Raises:
         TypeError: Something else is in it; the text names its path.
     """
 
-    def __init__(self, state: Mapping[Any, Any]) -> None:
+    def __init__(
+        self, state: Mapping[Any, Any], replicated: Replicated = NOTHING_REPLICATED, rank: int = 0
+    ) -> None:
         self._tensors: list[_Placed] = []
         # With the tensor itself: the address of one that is gone may be another's.
         self._nodes: dict[object, tuple[Node, torch.Tensor]] = {}
+        self._rank = rank
+        self._replicated = replicated
+        self._prefixes = tuple(map(_path_of, replicated.names)) if replicated.shared else ()
+        self._common: list[_Placed] = []
+        self._common_nodes: list[Node] = []
+        self._common_bytes = 0
+        self.part: PartNote | None = None
         self.payload_bytes = 0
-        self.metadata = json.dumps(self._describe(state, "state")).encode()
+        self.metadata: bytes = json.dumps(self._describe(state, "state")).encode()
         self._nodes.clear()
+        self._own = self.payload_bytes, self.metadata, len(self._tensors)
 
     @property
     def cuda_devices(self) -> tuple[torch.device, ...]:
         """The GPUs on which tensors lie, by index."""
-        devices = {placed.tensor.device for placed in self._tensors if placed.tensor.is_cuda}
+        placed = itertools.chain(self._tensors, self._common)
+        devices = {one.tensor.device for one in placed if one.tensor.is_cuda}
         return tuple(sorted(devices, key=lambda device: device.index))
+
+    @property
+    def common(self) -> list[torch.Tensor]:
+        """The tensors that are equal on all ranks of the DP group."""
+        return [placed.tensor for placed in self._common]
+
+    @property
+    def composition(self) -> int:
+        """Fingerprint of what these tensors are; 0 when there are none."""
+        return fingerprint(json.dumps(self._common_nodes)) if self._common else 0
+
+    @property
+    def part_bytes(self) -> int:
+        """Size of this rank's part of them, at the end of the payload; 0 when it holds them all."""
+        return self.part.part.size_bytes if self.part is not None and self.part.whole else 0
+
+    def copy_small(self) -> None:
+        """Copy the small ones of the common tensors, and of what was taken of them.
+
+        Until something is taken, this is for both.
+        """
+        count = self._own[2]
+        self._tensors[count:] = [placed.kept() for placed in self._tensors[count:]]
+        if self.part is None:
+            self._common = [placed.kept() for placed in self._common]
+
+    def take_part(self) -> None:
+        """Be what this rank keeps for its DP group, beside what is its own."""
+        size, rank = self._replicated.group_size, self._rank
+        bounds = cut([placed.span for placed in self._common], size)
+        whole = fingerprint(json.dumps([bounds, self.composition]))
+        self._take(Part(self._replicated.index_of(rank), bounds), whole)
+
+    def take_whole(self) -> None:
+        """Be the whole state of this rank."""
+        self._take(Part(0, (0, self._common_bytes)), 0)
+
+    def _take(self, part: Part, whole: int) -> None:
+        own_bytes, metadata, count = self._own
+        start = aligned(own_bytes)
+        self.part = PartNote(part, start, whole)
+        self.payload_bytes = start + part.size_bytes
+        note = json.dumps(self.part.to_json()).encode()
+        self.metadata = b'["part", ' + note + b", " + metadata + b"]"
+        del self._tensors[count:]
+        for placed in self._common:
+            first, last = part.rows_of(placed.span)
+            if first < last:
+                offset = start + placed.span.offset + first * placed.span.row_bytes - part.begin
+                rows = placed.tensor[first:last]
+                self._tensors.append(_Placed(offset, rows, placed.version, placed.path))
 
     def write(self, payload: memoryview) -> None:
         """Copy all tensors to their places in memory of at least `payload_bytes`.
@@ -125,9 +202,16 @@ class FlatTree:
         return node
 
     def _place(self, tensor: torch.Tensor, path: str) -> Node:
-        if dtensors.is_dtensor(tensor):
-            local, description = dtensors.take_apart(tensor)
-            return ["dtensor", self._place(local, path), description]
+        common = bool(self._prefixes) and path.startswith(self._prefixes)
+        if not dtensors.is_dtensor(tensor):
+            return self._place_dense(tensor, path, common)
+        local, description = dtensors.take_apart(tensor)
+        if common:
+            group = self._replicated.group_of(self._rank)
+            common = is_equal_on(description, self._rank, group)
+        return ["dtensor", self._place_dense(local, path, common), description]
+
+    def _place_dense(self, tensor: torch.Tensor, path: str, common: bool) -> Node:
         if (objection := _objection(tensor)) is not None:
             raise _unsupported(tensor, path, objection)
         # A clone of a view is dense, and so is its place.
@@ -135,15 +219,28 @@ class FlatTree:
         known = _identity(tensor)
         if known in self._nodes:
             return self._nodes[known][0]
-        whole, offset = tensor, aligned(self.payload_bytes)
-        self.payload_bytes = offset + tensor.numel() * tensor.element_size()
+        whole = tensor
         dtype = str(tensor.dtype).removeprefix("torch.")
-        node = ["tensor", dtype, list(tensor.shape), _dense_strides(tensor), offset]
-        if tensor.nbytes <= _SMALL_BYTES:
-            tensor = tensor.clone()
-        self._tensors.append(_Placed(offset, tensor, _version(tensor), path))
+        parts = [dtype, list(tensor.shape), _dense_strides(tensor)]
+        if common and tensor.numel() > 0:
+            node = self._place_common(tensor, path, parts)
+        else:
+            offset = aligned(self.payload_bytes)
+            self.payload_bytes = offset + tensor.nbytes
+            node = ["tensor", *parts, offset]
+            self._tensors.append(_Placed(offset, tensor, _version(tensor), path).kept())
         if tensor.numel() > 0:
             self._nodes[known] = node, whole
+        return node
+
+    def _place_common(self, tensor: torch.Tensor, path: str, parts: list[Node]) -> Node:
+        offset = aligned(self._common_bytes)
+        self._common_bytes = offset + tensor.nbytes
+        # A scalar is one row.
+        rows = tensor if tensor.dim() else tensor.unsqueeze(0)
+        node = ["replicated", *parts, offset, tensor.nbytes // len(rows)]
+        self._common.append(_Placed(offset, rows, _version(tensor), path))
+        self._common_nodes.append(node)
         return node
 
 
@@ -153,6 +250,19 @@ class _Placed:
     tensor: torch.Tensor
     version: int
     path: str
+
+    @property
+    def span(self) -> Span:
+        """Its rows; only of one that has some."""
+        rows = len(self.tensor)
+        return Span(self.offset, rows, self.tensor.nbytes // rows)
+
+    def kept(self) -> _Placed:
+        """The same, or a copy if that is small."""
+        if self.tensor.nbytes > _SMALL_BYTES:
+            return self
+        tensor = self.tensor.clone()
+        return _Placed(self.offset, tensor, _version(tensor), self.path)
 
 
 def _objection(tensor: torch.Tensor) -> str | None:
@@ -192,18 +302,24 @@ def _dense_strides(tensor: torch.Tensor) -> list[int]:
     return list(torch.empty_like(tensor, device="meta").stride())
 
 
-def rebuild(metadata: bytes, payload: memoryview) -> Any:
+def rebuild(metadata: bytes, payload: memoryview, parts: Sequence[memoryview] = ()) -> Any:
     """The state that was written, with fresh tensors on the CPU, DTensors on their mesh's devices.
 
     Named tuples come back as equal ones of a new class: nothing of the stored state is looked up
     in the script's modules.
 
+    Args:
+        metadata: The description.
+        payload: The tensors.
+        parts: What the ranks of the DP group keep for each other, by index, if this state holds
+            only one part of it.
+
     Raises:
-        PermanentError: The bytes do not describe a state, or a DTensor is in it and the process
-            group is not there yet.
+        PermanentError: The bytes do not describe a state, parts are missing, or a DTensor is in it
+            and the process group is not there yet.
     """
     try:
-        return _Rebuilder(payload).rebuild(json.loads(metadata))
+        return _Rebuilder(payload, parts).begin(json.loads(metadata))
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError) as error:
         raise PermanentError(f"unreadable state: {error!r}") from error
 
@@ -237,9 +353,25 @@ def _describe_scalar(value: object, path: str) -> Node:
 
 
 class _Rebuilder:
-    def __init__(self, payload: memoryview) -> None:
+    def __init__(self, payload: memoryview, parts: Sequence[memoryview]) -> None:
         self._payload = payload
+        self._parts = parts
+        self._part = Part(0, (0, 0))
         self._tensors: dict[str, torch.Tensor] = {}
+
+    def begin(self, root: Node) -> Any:
+        if not isinstance(root, list) or root[:1] != ["part"]:
+            return self.rebuild(root)
+        parts: list[Node] = root  # pyright: ignore[reportUnknownVariableType] - of Any
+        _, content, inner = parts
+        note = note_from_json(content)
+        self._part = note.part
+        if not note.whole:
+            self._parts = [self._payload[note.start :][: note.part.size_bytes]]
+        sizes = [note.part.size_of(index) for index in range(note.part.num_parts)]
+        if list(map(len, self._parts)) != sizes:
+            raise PermanentError(f"parts of {list(map(len, self._parts))} B where {sizes} belong")
+        return self.rebuild(inner)
 
     def rebuild(self, node: Node) -> Any:
         if isinstance(node, dict):
@@ -256,8 +388,8 @@ class _Rebuilder:
                 return complex(*map(float.fromhex, rest))
             case "bytes":
                 return base64.b64decode(rest[0])
-            case "tensor":
-                return self._tensor(*rest)
+            case "tensor" | "replicated":
+                return self._tensor(kind, *rest)
             case "dtensor":
                 return dtensors.put_together(self.rebuild(rest[0]), rest[1])
             case _:
@@ -282,18 +414,37 @@ class _Rebuilder:
                 raise ValueError(f"a node of kind {kind!r}")
 
     def _tensor(
-        self, dtype_name: str, shape: list[int], strides: list[int], offset: int
+        self,
+        kind: str,
+        dtype_name: str,
+        shape: list[int],
+        strides: list[int],
+        offset: int,
+        _row_bytes: int = 0,
     ) -> torch.Tensor:
         dtype = getattr(torch, dtype_name)
-        key = f"{offset} {dtype} {shape} {strides}"
+        key = f"{kind} {offset} {dtype} {shape} {strides}"
         tensor = self._tensors.get(key)
         if tensor is None:
             tensor = torch.empty_strided(shape, strides, dtype=dtype)
-            place = _typed(self._payload, offset, dtype, shape)
+            place = (
+                _typed(self._payload, offset, dtype, shape)
+                if kind == "tensor"
+                else self._joined(offset, dtype, shape)
+            )
             if place is not None:
                 # One that was stored once for several names is one again.
                 self._tensors[key] = tensor.copy_(place)
         return tensor
+
+    def _joined(self, offset: int, dtype: torch.dtype, shape: list[int]) -> torch.Tensor:
+        """A tensor of the common payload, whose rows may lie in several parts."""
+        pieces = self._part.pieces_of(offset, math.prod(shape) * dtype.itemsize)
+        rows = [
+            torch.frombuffer(self._parts[index][begin:end], dtype=dtype)
+            for index, begin, end in pieces
+        ]
+        return (rows[0] if len(rows) == 1 else torch.cat(rows)).view(shape)
 
 
 @lru_cache(maxsize=1024)
@@ -312,6 +463,11 @@ def _typed(
     if count == 0:
         return None
     return torch.frombuffer(payload, dtype=dtype, count=count, offset=offset).view(shape)
+
+
+def _path_of(name: str) -> str:
+    """Where a part of the state stands, as paths are written here: `a.b` is state['a']['b']."""
+    return "state" + "".join(f"[{key!r}]" for key in name.split("."))
 
 
 def _unsupported(value: object, path: str, advice: str) -> TypeError:

@@ -9,6 +9,8 @@ shared memory travel beside an answer's first byte.
     Hello                       Welcome
     Restore                     Restored, with the region's descriptor unless there is nothing in it
     Damaged                     Restored, once another machine's copy has come
+    Borrow                      Lent, with a descriptor of the memory
+    DamagedPart                 Lent, once it has come again
     Reserve                     Reserved, with the region's descriptor
     Saved                       Protected, once the backup holder has it or could not get it
     Report                      -
@@ -22,8 +24,8 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from typing import get_args, get_type_hints
+from dataclasses import asdict, dataclass, field
+from typing import Any, cast, get_args, get_origin, get_type_hints
 
 from everstep.core.errors import PermanentError
 
@@ -51,6 +53,9 @@ class Welcome:
         storage_every_steps: Which steps go to storage: those that this divides; 0 for none.
         storage_every_s: After how much time a step goes to storage; 0 for never.
         storage_due_s: In how much time the first one does.
+        replicated: Keys of what is equal on all ranks of a DP group, and kept once in it.
+        group_size: Ranks in a DP group.
+        group_stride: By how much their numbers differ from one to the next.
     """
 
     machine: str
@@ -62,6 +67,9 @@ class Welcome:
     storage_every_steps: int = 0
     storage_every_s: float = 0.0
     storage_due_s: float = 0.0
+    replicated: list[str] = field(default_factory=list[str])
+    group_size: int = 1
+    group_stride: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +95,41 @@ class Damaged:
     """What was to be restored does not have its checksum: is there another copy of it?"""
 
     step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Borrow:
+    """Another rank's part of what the DP group has in common at that step, please."""
+
+    rank: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class DamagedPart:
+    """That part does not have its checksum: please get it again."""
+
+    rank: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lent:
+    """A part, until the rank saves its first step.
+
+    Attributes:
+        rank: Who keeps it.
+        offset: Where it begins in the memory.
+        size_bytes: How large it is.
+        checksum: Of the part.
+        whole: Fingerprint of what it is a part of.
+    """
+
+    rank: int
+    offset: int
+    size_bytes: int
+    checksum: int
+    whole: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +217,9 @@ Message = (
     | Restore
     | Restored
     | Damaged
+    | Borrow
+    | DamagedPart
+    | Lent
     | Reserve
     | Reserved
     | Saved
@@ -219,6 +265,13 @@ class Decoder:
             yield _decode(text)
 
 
+def _fits(value: object, expected: Any) -> bool:
+    if get_origin(expected) is list:
+        items = cast("list[object]", value) if isinstance(value, list) else [None]
+        return all(isinstance(item, get_args(expected)) for item in items)
+    return isinstance(value, expected)
+
+
 def _decode(text: bytes) -> Message:
     try:
         fields = json.loads(text)
@@ -227,7 +280,7 @@ def _decode(text: bytes) -> Message:
         if fields.keys() != types.keys():
             raise TypeError(f"fields {sorted(fields)} of {kind}")
         for name, expected in types.items():
-            if not isinstance(fields[name], expected):
+            if not _fits(fields[name], expected):
                 raise TypeError(f"{name} is {fields[name]!r}")
         return _KINDS[kind](**fields)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

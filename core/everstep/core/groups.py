@@ -12,6 +12,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from everstep.core.errors import PermanentError
+
 KINDS = ("tp", "cp", "ep", "dp", "pp")
 """Every kind of parallel group, in Megatron's default order."""
 
@@ -207,3 +209,21 @@ class Layout:
                 blocks.append(self.block(kinds, rank))
                 seen.update(blocks[-1])
         return tuple(blocks)
+
+
+def layout_of(parallelism: str, gpus_per_machine: int) -> Layout:
+    """The layout that a text such as `tp=2,pp=2,dp=2;order=tp-pp-dp` stands for.
+
+    Raises:
+        PermanentError: It stands for none.
+    """
+    try:
+        sizes, order = parallelism.split(";order=")
+        named = dict(part.split("=") for part in sizes.split(","))
+        return Layout(
+            gpus_per_machine,
+            **{kind: int(size) for kind, size in named.items()},
+            order=tuple(order.split("-")),
+        )
+    except (ValueError, TypeError) as error:
+        raise PermanentError(f"{parallelism!r} is no layout: {error}") from error

@@ -9,11 +9,12 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 from everstep.core.errors import PermanentError
+from everstep.core.parts import PartNote, Span, note_from_json
 
 Path = tuple[str | int, ...]
 """Keys of dicts as text, indexes of lists as numbers, as torch.distributed.checkpoint does."""
@@ -63,6 +64,11 @@ class Leaf:
         """Number of elements of a tensor."""
         return math.prod(self.shape)
 
+    @property
+    def is_common(self) -> bool:
+        """Whether it is equal on all ranks of a DP group, which keep it together."""
+        return self.kind == "tensor" and self.node[0] == "replicated"
+
 
 def leaves_of(metadata: str, rank: int) -> list[Leaf]:
     """All leaves of a state, in order.
@@ -75,24 +81,47 @@ def leaves_of(metadata: str, rank: int) -> list[Leaf]:
         PermanentError: It does not describe a state.
     """
     try:
-        reader = _Reader(rank)
-        reader.walk(json.loads(metadata), ())
+        root, note = _opened(json.loads(metadata))
+        reader = _Reader(rank, note)
+        reader.walk(root, ())
     except (ValueError, TypeError, KeyError, IndexError, RecursionError) as error:
         raise PermanentError(f"unreadable description of a state: {error!r}") from error
     return reader.leaves
 
 
+def note_of(metadata: str) -> PartNote | None:
+    """What a description says of the part that the state holds; None when it is no such state.
+
+    Raises:
+        PermanentError: It does not describe a state.
+    """
+    try:
+        return _opened(json.loads(metadata))[1]
+    except (ValueError, IndexError, RecursionError) as error:
+        raise PermanentError(f"unreadable description of a state: {error!r}") from error
+
+
+def _opened(root: Any) -> tuple[Any, PartNote | None]:
+    if not isinstance(root, list) or root[:1] != ["part"]:
+        return cast("Any", root), None
+    parts: list[Any] = root  # pyright: ignore[reportUnknownVariableType] - of Any
+    _, content, inner = parts
+    return inner, note_from_json(content)
+
+
 class _Reader:
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: int, note: PartNote | None) -> None:
         self.leaves: list[Leaf] = []
         self._rank = rank
+        self._note = note
         self._names: dict[str, int] = {}
 
     def walk(self, node: Any, path: Path) -> None:
         if not isinstance(node, list) or _is_value(node):
             self._add(path, "value", _plain(node))
             return
-        kind, *rest = cast("Sequence[Any]", node)
+        parts: list[Any] = node  # pyright: ignore[reportUnknownVariableType] - of Any
+        kind, *rest = parts
         match kind:
             case "dict" | "ordered dict":
                 for key, item in rest:
@@ -101,11 +130,11 @@ class _Reader:
                 self._walk_items(rest, path)
             case "named tuple":
                 self._walk_items(rest[2:], path)
-            case "tensor":
-                self._add_tensor(path, rest, None)
+            case "tensor" | "replicated":
+                self._add_tensor(path, parts, None)
             case "dtensor":
                 local, description = rest
-                self._add_tensor(path, local[1:], piece_of(description, local[2], self._rank))
+                self._add_tensor(path, local, piece_of(description, local[2], self._rank))
             case _:
                 self._add(path, "value", node)
 
@@ -113,10 +142,15 @@ class _Reader:
         for index, item in enumerate(items):
             self.walk(item, (*path, index))
 
-    def _add_tensor(self, path: Path, parts: Sequence[Any], piece: Piece | None) -> None:
-        dtype, shape, _strides, offset = parts
+    def _add_tensor(self, path: Path, node: Sequence[Any], piece: Piece | None) -> None:
+        kind, dtype, shape, _strides, offset, *row_bytes = node
         more = {"dtype": str(dtype), "shape": tuple(shape), "offset": int(offset), "piece": piece}
-        self._add(path, "tensor", ["tensor", *parts], **more)
+        if kind == "replicated":
+            if self._note is None:
+                raise ValueError("a replicated tensor outside a part")
+            span = Span(int(offset), shape[0] if shape else 1, int(row_bytes[0]))
+            more |= _in_part(self._note, span, tuple(shape), piece)
+        self._add(path, "tensor", list(node), **more)
 
     def _add(self, path: Path, kind: Literal["tensor", "value"], node: Any, **more: Any) -> None:
         text = ".".join(map(str, path))
@@ -135,7 +169,7 @@ def _is_value(node: Any) -> bool:
         return all(map(_is_value, rest))
     if kind == "named tuple":
         return all(map(_is_value, rest[2:]))
-    return kind not in ("dict", "ordered dict", "tensor", "dtensor")
+    return kind not in ("dict", "ordered dict", "tensor", "replicated", "dtensor")
 
 
 def _plain(node: Any) -> Any:
@@ -178,6 +212,41 @@ def piece_of(description: Sequence[Any], shape: Sequence[int], rank: int) -> Pie
     if [end - begin for begin, end in ends] != list(shape):
         return None
     return Piece(tuple(whole), tuple(begin for begin, _ in ends))
+
+
+def is_equal_on(description: Sequence[Any], rank: int, group: Iterable[int]) -> bool:
+    """Whether a DTensor's local part on a rank is that of all others of a group in its mesh.
+
+    A rank outside the mesh has a tensor of its own, of which nothing is said here.
+    """
+    _device, mesh, _names, placements, *_ = description
+    own = _find(mesh, rank)
+    if own is None:
+        return False
+    replicated = [kind == "Replicate" for kind, *_ in placements]
+    places = [place for other in group if (place := _find(mesh, other)) is not None]
+    return all(
+        same or one == another
+        for place in places
+        for same, (one, _), (another, _) in zip(replicated, own, place, strict=True)
+    )
+
+
+def _in_part(
+    note: PartNote, span: Span, shape: tuple[int, ...], piece: Piece | None
+) -> dict[str, Any]:
+    """What is there of a tensor that is equal on all ranks of a DP group: some of its rows.
+
+    A state that holds them all is as any other; else each rank's rows are a piece of the tensor.
+    """
+    first, last = note.part.rows_of(span)
+    place = note.start + span.offset + first * span.row_bytes - note.part.begin
+    if not note.whole:
+        return {"offset": place}
+    known = piece or Piece(shape, (0,) * len(shape))
+    offsets = (known.offsets[0] + first, *known.offsets[1:]) if shape else ()
+    there = (last - first, *shape[1:]) if shape or first == last else ()
+    return {"offset": place, "shape": there, "piece": Piece(known.whole, offsets)}
 
 
 def _find(mesh: Any, rank: int) -> list[tuple[int, int]] | None:

@@ -19,11 +19,13 @@ class ShardCopy:
         rank: Whose state it is.
         steps: Committed steps, ascending; every one passed its checksum when it was committed.
         payload_bytes: Size of the newest one.
+        in_parts: Those of the steps that take the parts of all ranks of the DP group to restore.
     """
 
     rank: int
     steps: tuple[int, ...]
     payload_bytes: int
+    in_parts: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,23 @@ class Pull:
     """Fetch one rank's shard from another machine's memory."""
 
     rank: int
+    machine: str
+    host: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class Loan:
+    """Fetch, until ranks here are restored, what other ranks keep for their DP groups.
+
+    Attributes:
+        ranks: Whose parts, ascending.
+        machine: Which machine has them.
+        host: Its address.
+        port: Its transfer port.
+    """
+
+    ranks: tuple[int, ...]
     machine: str
     host: str
     port: int
@@ -127,12 +146,14 @@ class RestoreOrder:
         step: The step that all ranks agreed on.
         pulls: Shards that this machine must hold at `step` and does not.
         stored: What it is to take from storage, or None.
+        loans: What its ranks need of others to restore `step`.
     """
 
     attempt: int
     step: int
     pulls: tuple[Pull, ...]
     stored: StoredShare | None = None
+    loans: tuple[Loan, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

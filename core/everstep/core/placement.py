@@ -77,11 +77,19 @@ class ExposedGroup:
     reason: str
 
 
-def exposed_groups(layout: Layout, plan: BackupPlan) -> tuple[ExposedGroup, ...]:
+def exposed_groups(
+    layout: Layout, plan: BackupPlan, in_parts: bool = False
+) -> tuple[ExposedGroup, ...]:
     """The groups of every dimension of more than one coordinate whose eviction loses state.
 
     With every other group the plan holds what it is for: whichever is evicted, each shard has a
     copy left.
+
+    Args:
+        layout: The job's ranks.
+        plan: Who keeps whose copy.
+        in_parts: Whether each rank keeps a part of what its DP group has in common: then with a
+            shard the state of the whole group is lost.
     """
     exposed: list[ExposedGroup] = []
     for kind in layout.wide_kinds:
@@ -91,7 +99,11 @@ def exposed_groups(layout: Layout, plan: BackupPlan) -> tuple[ExposedGroup, ...]
             if group.machines not in lost_with:
                 lost_with[group.machines] = plan.lost_with(layout, group.machines)
             if lost := lost_with[group.machines]:
-                exposed.append(ExposedGroup(group, lost, _why_exposed(layout, plan, group, lost)))
+                reason = _why_exposed(layout, plan, group, lost)
+                if in_parts:
+                    groups = (layout.group("dp", rank) for rank in lost)
+                    lost = tuple(sorted(set(itertools.chain.from_iterable(groups))))
+                exposed.append(ExposedGroup(group, lost, reason))
     return tuple(exposed)
 
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from everstep.core.groups import Layout
 from everstep.core.model import MachineInfo
-from everstep.core.orders import FROM_THE_BEGINNING, MachineReport, Pull
+from everstep.core.orders import FROM_THE_BEGINNING, Loan, MachineReport, Pull
 from everstep.core.placement import BackupPlan
 
 
@@ -27,11 +27,14 @@ class RestorePlan:
             they must at `step` are left out.
         missing: For each rank that stands in the way of a restart from memory the reason. Empty
             when `step` is a real one, and when nobody holds anything, as at the first start.
+        loans: What each machine fetches besides, by its name and then by source: what other ranks
+            keep for the DP groups of its own. Machines that need nothing are left out.
     """
 
     step: int
     pulls: Mapping[str, tuple[Pull, ...]]
     missing: Mapping[int, str]
+    loans: Mapping[str, tuple[Loan, ...]] = field(default_factory=dict[str, tuple[Loan, ...]])
 
 
 def plan_restore(
@@ -45,6 +48,9 @@ def plan_restore(
     At that step each machine must hold the shards of its own ranks, and of those whose backup it
     keeps under the new assignment. What it lacks it pulls from the rank's own machine if that has
     it, else from the holder that has been asked for least so far.
+
+    Ranks whose step is kept in parts also need, to restore it, the parts of their whole DP group.
+    Their machine borrows those that are not of its own ranks, from the same sources.
 
     Args:
         reports: What the machines hold; those of machines outside `slots` are ignored.
@@ -61,7 +67,9 @@ def plan_restore(
     common = held.steps(0).intersection(*map(held.steps, range(layout.world_size)))
     if common:
         step = max(common)
-        return RestorePlan(step, _pulls(step, held, slots, layout, backup), {})
+        asked: Counter[int] = Counter()
+        pulls = _pulls(step, held, slots, layout, backup, asked)
+        return RestorePlan(step, pulls, {}, _loans(step, held, slots, layout, asked))
     return RestorePlan(FROM_THE_BEGINNING, {}, _missing(held, slots, layout, backup))
 
 
@@ -71,10 +79,12 @@ class _Held:
     def __init__(self, reports: Iterable[MachineReport], slots: Sequence[MachineInfo]) -> None:
         slot_of = {info.machine: slot for slot, info in enumerate(slots)}
         self._slots: dict[int, dict[int, set[int]]] = {}
+        self._in_parts: set[tuple[int, int]] = set()
         for report in reports:
             if report.machine in slot_of:
                 for copy in report.copies:
                     self._add(copy.rank, copy.steps, slot_of[report.machine])
+                    self._in_parts.update((copy.rank, step) for step in copy.in_parts)
 
     def _add(self, rank: int, steps: Iterable[int], slot: int) -> None:
         by_step = self._slots.setdefault(rank, {})
@@ -90,6 +100,17 @@ class _Held:
         """The slots that hold this step, ascending."""
         return sorted(self._slots.get(rank, {}).get(step, ()))
 
+    def is_in_parts(self, rank: int, step: int) -> bool:
+        """Whether the rank alone does not have all of its state."""
+        return (rank, step) in self._in_parts
+
+    def best(self, rank: int, step: int, own: int, asked: Counter[int]) -> int:
+        """The slot to get this step from."""
+        sources = self.at(rank, step)
+        source = own if own in sources else min(sources, key=lambda at: (asked[at], at))
+        asked[source] += 1
+        return source
+
 
 def _pulls(
     step: int,
@@ -97,23 +118,48 @@ def _pulls(
     slots: Sequence[MachineInfo],
     layout: Layout,
     backup: BackupPlan,
+    asked: Counter[int],
 ) -> dict[str, tuple[Pull, ...]]:
-    asked: Counter[int] = Counter()
     pulls: dict[str, tuple[Pull, ...]] = {}
     for slot, wanted in enumerate(_wanted(layout, backup)):
         found: list[Pull] = []
         for rank in wanted:
-            sources = held.at(rank, step)
-            if slot in sources:
+            if slot in held.at(rank, step):
                 continue
-            own = layout.machine_of(rank)
-            source = own if own in sources else min(sources, key=lambda at: (asked[at], at))
-            asked[source] += 1
-            info = slots[source]
+            info = slots[held.best(rank, step, layout.machine_of(rank), asked)]
             found.append(Pull(rank, info.machine, info.host, info.transfer_port))
         if found:
             pulls[slots[slot].machine] = tuple(found)
     return pulls
+
+
+def _loans(
+    step: int,
+    held: _Held,
+    slots: Sequence[MachineInfo],
+    layout: Layout,
+    asked: Counter[int],
+) -> dict[str, tuple[Loan, ...]]:
+    loans: dict[str, tuple[Loan, ...]] = {}
+    for slot, here in enumerate(slots):
+        own = layout.ranks_of(slot)
+        needed = {
+            other
+            for rank in own
+            if held.is_in_parts(rank, step)
+            for other in layout.group("dp", rank)
+            if other not in own
+        }
+        of_source: dict[int, list[int]] = {}
+        for rank in sorted(needed):
+            source = held.best(rank, step, layout.machine_of(rank), asked)
+            of_source.setdefault(source, []).append(rank)
+        if of_source:
+            loans[here.machine] = tuple(
+                Loan(tuple(ranks), slots[at].machine, slots[at].host, slots[at].transfer_port)
+                for at, ranks in sorted(of_source.items())
+            )
+    return loans
 
 
 def _wanted(layout: Layout, backup: BackupPlan) -> list[list[int]]:

@@ -33,15 +33,15 @@ ALIGNMENT_BYTES = 64
 """Where payloads and the tensors inside them begin: a cache line."""
 
 _MAGIC = b"EVRSHARD"
-_VERSION = 3
+_VERSION = 4
 _PAGE_BYTES = 4096
 _REGION_HEADER = struct.Struct("<8sIQ")
 _HEADER_BYTES = 128
 _COMMIT_WORD = struct.Struct("<Q")
 _NOT_COMMITTED = 0
-# Sequence, attempt, step, rank, metadata bytes, payload bytes, job, layout, checksum of the body.
-# The first is the commit word; a checksum of all of them follows.
-_FIELDS = struct.Struct("<QQQQQQQQI")
+# Sequence, attempt, step, rank, metadata bytes, payload bytes, job, layout, part bytes, part whole,
+# checksums of the body and of the part. The first is the commit word; a checksum of all follows.
+_FIELDS = struct.Struct("<QQQQQQQQQQII")
 _CHECKSUM = struct.Struct("<I")
 
 
@@ -114,12 +114,12 @@ class Origin:
     @property
     def job_print(self) -> int:
         """Fingerprint of the job, as shards carry it."""
-        return _fingerprint(self.job)
+        return fingerprint(self.job)
 
     @property
     def layout_print(self) -> int:
         """Fingerprint of the layout, as shards carry it."""
-        return _fingerprint(self.layout)
+        return fingerprint(self.layout)
 
     def check(self, shard: Shard) -> None:
         """Make sure that a shard belongs here.
@@ -136,7 +136,7 @@ class Origin:
             )
 
 
-def _fingerprint(text: str) -> int:
+def fingerprint(text: str) -> int:
     """63 bits, which every language's integers hold."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 1
 
@@ -154,6 +154,10 @@ class Shard:
         checksum: Checksum of the body.
         job: Fingerprint of the job.
         layout: Fingerprint of the job's layout.
+        part_bytes: Size of the end of the payload that is this rank's part of what its DP group
+            has in common (`core.parts`).
+        part_checksum: Checksum of the part alone.
+        part_whole: Fingerprint of what it is a part of; 0 when all that the state needs is here.
     """
 
     rank: int
@@ -164,11 +168,19 @@ class Shard:
     checksum: int
     job: int
     layout: int
+    part_bytes: int = 0
+    part_checksum: int = 0
+    part_whole: int = 0
 
     @property
     def body_bytes(self) -> int:
         """Size of metadata, padding and payload."""
         return body_bytes(self.metadata_bytes, self.payload_bytes)
+
+    @property
+    def part_start(self) -> int:
+        """Where the part begins in the body."""
+        return self.body_bytes - self.part_bytes
 
 
 class Region:
@@ -202,8 +214,12 @@ class Region:
 
     def body(self, slot: int) -> memoryview:
         """The slot's body, whether or not it is committed."""
-        start = self._offset(slot) + _HEADER_BYTES
+        start = self.body_offset(slot)
         return self._buffer[start : start + self.slot_bytes]
+
+    def body_offset(self, slot: int) -> int:
+        """Where the slot's body begins in the memory."""
+        return self._offset(slot) + _HEADER_BYTES
 
     def commit(self, slot: int, shard: Shard) -> None:
         """Declare the body written; to be called after its last byte.
@@ -227,7 +243,10 @@ class Region:
             shard.payload_bytes,
             shard.job,
             shard.layout,
+            shard.part_bytes,
+            shard.part_whole,
             shard.checksum,
+            shard.part_checksum,
         )
         word = _COMMIT_WORD.size
         header = fields + _CHECKSUM.pack(zlib.crc32(fields))
@@ -244,12 +263,14 @@ class Region:
         header = bytes(self._header(slot))
         fields = header[: _FIELDS.size]
         (crc32,) = _CHECKSUM.unpack_from(header, _FIELDS.size)
-        sequence, attempt, step, rank, metadata_bytes, payload_bytes, job, layout, body_sum = (
-            _FIELDS.unpack(fields)
-        )
+        sequence, attempt, step, rank, metadata_bytes, payload_bytes, *rest = _FIELDS.unpack(fields)
+        job, layout, part_bytes, part_whole, body_sum, part_sum = rest
         if sequence == _NOT_COMMITTED or crc32 != zlib.crc32(fields):
             return None
-        shard = Shard(rank, step, attempt, metadata_bytes, payload_bytes, body_sum, job, layout)
+        shard = Shard(
+            rank, step, attempt, metadata_bytes, payload_bytes, body_sum, job, layout,
+            part_bytes, part_sum, part_whole,
+        )  # fmt: skip
         return shard if shard.body_bytes <= self.slot_bytes else None
 
     def committed(self) -> list[tuple[int, Shard]]:

@@ -256,11 +256,29 @@ class Checkpoint(SpecPart):
             " no checkpoint either."
         ),
     )
+    replicated: Annotated[tuple[str, ...], Field(strict=False)] = Field(
+        default=(),
+        examples=["[model, optimizer]"],
+        description=(
+            "Keys of the saved state (deeper ones with dots: train.model) whose tensors are equal"
+            " on all ranks of a DP group. Each rank keeps and backs up only its share of them, and"
+            " a restart fetches the others' shares from their machines."
+        ),
+    )
     storage: Storage | None = Field(
         default=None,
         examples=["{path: s3://bucket/checkpoints, every_s: 1800}"],
         description="Where steps are kept beside memory, and when; nowhere when it is left out.",
     )
+
+    @field_validator("replicated")
+    @classmethod
+    def _keys(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        for name in names:
+            if not all(name.split(".")):
+                fix = "Give a key of the saved state, such as model, or train.model inside train"
+                raise relation_error("", f"{shown(name)} names nothing in a state", fix)
+        return names
 
 
 class Detection(SpecPart):

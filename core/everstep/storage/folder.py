@@ -18,7 +18,7 @@ from typing import Any, cast
 from fsspec.core import url_to_fs
 
 from everstep.core.errors import PermanentError
-from everstep.core.groups import Layout
+from everstep.core.groups import Layout, layout_of
 from everstep.core.orders import StorageReport, StoredCheckpoint
 from everstep.core.save_plan import SavePlan, plan_from_json
 from everstep.core.stored import OURS, PLAN, SUMMARY, parse_name, seen_name, wrote_name
@@ -182,24 +182,6 @@ def describe(checkpoint: Checkpoint) -> Description:
     """
     summary = checkpoint.read_json(SUMMARY)
     return Description(checkpoint, summary, plan_from_json(checkpoint.read_json(PLAN)))
-
-
-def layout_of(parallelism: str, gpus_per_machine: int) -> Layout:
-    """The layout that a text such as `tp=2,pp=2,dp=2;order=tp-pp-dp` stands for.
-
-    Raises:
-        PermanentError: It stands for none.
-    """
-    try:
-        sizes, order = parallelism.split(";order=")
-        named = dict(part.split("=") for part in sizes.split(","))
-        return Layout(
-            gpus_per_machine,
-            **{kind: int(size) for kind, size in named.items()},
-            order=tuple(order.split("-")),
-        )
-    except (ValueError, TypeError) as error:
-        raise PermanentError(f"{parallelism!r} is no layout: {error}") from error
 
 
 class JobFolder:

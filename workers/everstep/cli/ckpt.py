@@ -137,6 +137,8 @@ def _show_seen(seen: Seen) -> dict[str, Any]:
                 "attempt": shard.attempt,
                 "bytes": shard.body_bytes,
                 "kind": "own" if shard.rank in seen.contents.own else "backup",
+                "part_bytes": shard.part_bytes,
+                "in_parts": bool(shard.part_whole),
             }
             for shard in seen.contents.shards
         ]
@@ -147,22 +149,25 @@ def _print_memory(memory: dict[str, Any]) -> None:
     if memory["reason"]:
         out.print(f"memory: {memory['reason']}")
         return
-    table = Table("machine", "kind", "ranks", "steps", "MiB", title="memory")
+    table = Table("machine", "kind", "ranks", "steps", "MiB", "parts, MiB", title="memory")
     for machine in memory["machines"]:
         if machine["reason"]:
-            table.add_row(machine["machine"], escape(machine["reason"]), "", "", "")
+            table.add_row(machine["machine"], escape(machine["reason"]), "", "", "", "")
         for kind in ("own", "backup"):
             shards = [shard for shard in machine["shards"] if shard["kind"] == kind]
             if shards:
                 ranks = sorted({shard["rank"] for shard in shards})
                 steps = sorted({shard["step"] for shard in shards})
                 size = sum(shard["bytes"] for shard in shards) / _MIB
+                in_parts = any(shard["in_parts"] for shard in shards)
+                parts = sum(shard["part_bytes"] for shard in shards) / _MIB
                 table.add_row(
                     machine["machine"],
                     kind,
                     _span(ranks),
                     ", ".join(map(str, steps)),
                     f"{size:.1f}",
+                    f"{parts:.1f}" if in_parts else "-",
                 )
     out.print(table)
 

@@ -19,6 +19,7 @@ from everstep.cli.plan_replay import parse_faulty, plan_replay, show_replay
 from everstep.core.errors import InputError
 from everstep.core.groups import KINDS, Layout
 from everstep.core.placement import BackupPlan, ExposedGroup, exposed_groups
+from everstep.core.shard import NUM_SLOTS
 from everstep.spec.job import JobSpec
 from everstep.spec.load import load_spec, read_spec
 
@@ -78,8 +79,10 @@ def plan(spec: JobSpec) -> dict[str, Any]:
         (lists of ranks by kind: tp, pp, dp, and others of a size above 1), `backup` (rank to the
         rank whose machine holds its copy), `unprotected` (rank to the reason), `exposed` (the
         groups that cannot be evicted whole without losing all copies of some ranks' state),
-        `standby` (count and the rule that it follows from), and `storage` (the spec's fields, or
-        None). Ranks that are keys are texts, as in JSON.
+        `standby` (count and the rule that it follows from), `memory` (what checkpoints take of a
+        machine's, in times of a rank's state: of what is each rank's own, and of what a DP group
+        has in common), and `storage` (the spec's fields, or None). Ranks that are keys are texts,
+        as in JSON.
     """
     layout, backup = spec.layout(), spec.backup_plan()
     kinds = _shown_kinds(layout)
@@ -107,7 +110,7 @@ def plan(spec: JobSpec) -> dict[str, Any]:
                 "lost": list(exposed.lost),
                 "reason": exposed.reason,
             }
-            for exposed in exposed_groups(layout, backup)
+            for exposed in exposed_groups(layout, backup, bool(spec.checkpoint.replicated))
         ],
         "standby": {
             "count": spec.standby_count(),
@@ -115,6 +118,7 @@ def plan(spec: JobSpec) -> dict[str, Any]:
             "failure_rate_per_day": spec.standby.failure_rate_per_day,
             "quantile": spec.standby.quantile,
         },
+        "memory": _memory(spec),
         "storage": None
         if spec.checkpoint.storage is None
         else spec.checkpoint.storage.model_dump(),
@@ -142,6 +146,39 @@ def _standby_rule(spec: JobSpec) -> str:
     )
 
 
+def _memory(spec: JobSpec) -> dict[str, Any]:
+    layout, backup = spec.layout(), spec.backup_plan()
+    slots = range(layout.num_machines)
+    held = max(len(backup.held_by(layout, slot)) for slot in slots)
+    times = NUM_SLOTS * (layout.gpus_per_machine + held)
+    replicated = list(spec.checkpoint.replicated)
+    return {
+        "steps": NUM_SLOTS,
+        "own_ranks": layout.gpus_per_machine,
+        "held_ranks": held,
+        "times_own": times,
+        "replicated": replicated,
+        "times_replicated": times / layout.dp if replicated else times,
+    }
+
+
+def _memory_text(spec: JobSpec) -> str:
+    memory, dp = _memory(spec), spec.parallelism.dp
+    text = (
+        f"Memory for checkpoints on a machine: {memory['times_own']} times a rank's state"
+        f" ({memory['steps']} steps of {memory['own_ranks']} own and"
+        f" {memory['held_ranks']} held ranks)"
+    )
+    if not memory["replicated"]:
+        return text
+    names = ", ".join(memory["replicated"])
+    return (
+        f"{text}; of {names}, which each of {dp} ranks of a DP group keeps a part of,"
+        f" {memory['times_replicated']:g} times, and up to {memory['own_ranks']} times more"
+        " while ranks restore"
+    )
+
+
 def _storage_text(spec: JobSpec) -> str:
     storage = spec.checkpoint.storage
     if storage is None:
@@ -161,13 +198,14 @@ def _show(spec: JobSpec) -> None:
         f" of {layout.gpus_per_machine}, order {spec.parallelism.order} (first varies fastest)"
     )
     console.print(_machine_table(layout, backup))
-    exposed = exposed_groups(layout, backup)
+    exposed = exposed_groups(layout, backup, bool(spec.checkpoint.replicated))
     console.print(_group_table(layout, exposed))
     for kind in layout.wide_kinds:
         if of_kind := [one for one in exposed if one.group.kind == kind]:
             console.print(_warning(layout, of_kind))
     for reason, ranks in _by_reason(backup).items():
         console.print(f"Without a backup: {_ranges('rank', ranks)}: {escape(reason)}")
+    console.print(escape(_memory_text(spec)))
     console.print(escape(_storage_text(spec)))
     console.print(f"Standby machines: {spec.standby_count()}. {_standby_rule(spec)}")
 

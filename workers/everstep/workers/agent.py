@@ -73,6 +73,7 @@ def machine_config(name: str, given: settings.WorkerSettings, spec: JobSpec) -> 
         faults_directory=faults_directory(folder.machines / name) if given.inject_faults else None,
         step_pattern=spec.detection.step_pattern,
         storage=None if spec.checkpoint.storage is None else spec.checkpoint.storage.policy(),
+        replicated=tuple(spec.checkpoint.replicated),
     )
 
 

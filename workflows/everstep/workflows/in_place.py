@@ -42,11 +42,16 @@ async def restart_in_place(now: Situation) -> bool:
     )
     await now.tell_job("assigned", now.assignment)
     try:
-        if any(plan.pulls.values()):
+        if plan.pulls or plan.loans:
             await now.unless_overtaken(restart.restore(now.job, now.assignment, plan))
+        if plan.pulls:
             now.story.tell(
                 f"memory restored to step {plan.step} from other machines: "
                 f"{restart.pulls_text(plan.pulls)}"
+            )
+        if plan.loans:
+            now.story.tell(
+                f"{len(plan.loans)} machines fetched parts of step {plan.step} from each other"
             )
         start = restart.start(
             now.job, now.assignment, now.backup, source.step, now.given.run, source.stored

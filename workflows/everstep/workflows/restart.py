@@ -72,17 +72,18 @@ async def restore(job: JobInput, assignment: Assignment, plan: RestorePlan) -> N
     Raises:
         MachinesRefusedError: Some machine could not, or some shard did not arrive whole.
     """
-    pulling = [info for info in assignment.slots if plan.pulls.get(info.machine)]
+    fetching = {**plan.pulls, **plan.loans}
+    pulling = [info for info in assignment.slots if fetching.get(info.machine)]
     refusals: list[Refusal] = []
 
     async def one(info: MachineInfo) -> None:
-        pulls = plan.pulls[info.machine]
+        pulls, loans = plan.pulls.get(info.machine, ()), plan.loans.get(info.machine, ())
+        ranks = [*(pull.rank for pull in pulls), *(rank for loan in loans for rank in loan.ranks)]
         report = await workflow.execute_activity_method(
             MachinePort.restore,
-            RestoreOrder(assignment.attempt, plan.step, tuple(pulls)),
+            RestoreOrder(assignment.attempt, plan.step, tuple(pulls), loans=tuple(loans)),
             **options.RESTORE.config(
-                f"fetch step {plan.step} of ranks {ranks_text([p.rank for p in pulls])} "
-                f"to {info.machine}",
+                f"fetch step {plan.step} of ranks {ranks_text(ranks)} to {info.machine}",
                 names.machine_queue(job.spec.name, info.machine),
             ),
         )
