@@ -1,5 +1,7 @@
 """Changes of code and arguments through the real workflows, on fake machines."""
 
+# The client's own types are partly unknown.
+# pyright: reportUnknownMemberType=false
 from __future__ import annotations
 
 import pytest

@@ -139,7 +139,7 @@ def _climb(kind: _Kind, policy: Policy, unavailable: Mapping[Rung, str]) -> tupl
     climbed: list[Climb] = []
     decisions: list[Decision] = []
     while True:
-        finding = (climbed and kind.then) or kind.finding
+        finding = kind.then if climbed and kind.then is not None else kind.finding
         decision = next_rung(finding, climbed, policy, standing)
         decisions.append(decision)
         if decision.rung is Rung.PAGE:

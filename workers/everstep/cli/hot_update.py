@@ -83,7 +83,7 @@ def hot_update_command(
     )
 
     async def ask(handle: _Handle) -> UpdateAnswer:
-        return await handle.execute_update(RunJob.hot_update, request)
+        return await handle.execute_update(RunJob.hot_update, request)  # pyright: ignore[reportUnknownMemberType]
 
     answer = _call(folder, ask)
     if answer.update is None:
@@ -108,7 +108,7 @@ def updates_command(
         wish = Cancellation(cancel, getpass.getuser())
 
         async def withdraw(handle: _Handle) -> None:
-            await handle.execute_update(RunJob.cancel_update, wish)
+            await handle.execute_update(RunJob.cancel_update, wish)  # pyright: ignore[reportUnknownMemberType]
 
         _call(folder, withdraw)
         out.print(f"update {cancel} is withdrawn")
