@@ -43,7 +43,9 @@ STATE_BYTES = 256 * 2**20
 NUM_TENSORS = 64
 STEP_COPIES = 3.0
 STEP_TIME_GOAL = 1.02
-WIDTH = 512
+WIDTH = 256
+"""Of the matrices that a step multiplies: they stay in a core's own cache, as a GPU's stay off the
+host's memory; larger ones are slowed by whatever the other core does."""
 
 NUM_STEPS = 8
 NUM_RIVAL_STEPS = 5

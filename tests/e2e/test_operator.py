@@ -139,7 +139,13 @@ MOMENTS: dict[str, tuple[Callable[[Live], object], tuple[int, ...]]] = {
 }
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
+BEFORE_TRAINING = ("before the server is up", "while machines gather")
+
+
+@pytest.mark.parametrize(
+    "moment",
+    [pytest.param(m, marks=pytest.mark.soak if m in BEFORE_TRAINING else ()) for m in MOMENTS],
+)
 def test_stopped(moment: str, tmp_path: Path) -> None:
     condition, signals = MOMENTS[moment]
     with live(write_waiter(tmp_path), tmp_path / "run") as run:
@@ -166,7 +172,13 @@ def test_stopped_while_it_ends(tmp_path: Path) -> None:
         assert run.state["phase"] == "finished"
 
 
-@pytest.mark.parametrize("condition", [agents, Live.up], ids=["gathering", "training"])
+@pytest.mark.parametrize(
+    "condition",
+    [
+        pytest.param(agents, id="gathering", marks=pytest.mark.soak),
+        pytest.param(Live.up, id="training"),
+    ],
+)
 def test_killed(condition: Callable[[Live], object], tmp_path: Path) -> None:
     """Even what the ranks started goes; a new run takes the folder when it is told to."""
     spec = write_waiter(tmp_path)

@@ -53,8 +53,9 @@ class Desk:
         limits = JobLimits(SilenceLimits(3.0, 0.5, 60.0, 60.0), 5.0, 0.1)
         self.slow = Told(Layout(1, dp=2), VotePolicy())
         self.senses = JobSenses(limits, self.slow)
+        self.board = StepBoard(2, 0.3)
         self.server = TelemetryServer(
-            StepBoard(2, 0.3), self.watch, self.senses, self.seen.append, self.alerts.extend
+            self.board, self.watch, self.senses, self.seen.append, self.alerts.extend
         )
         self.port = 0
 
@@ -257,6 +258,8 @@ async def test_a_hang_and_a_nan_stand_when_the_analyzer_is_started_anew() -> Non
         first.server.disconnect_all()
         await second.until_watched(["m0"])
         async with asyncio.timeout(5):
+            while second.board.steps().get(0) != 99:
+                await asyncio.sleep(0.005)
             while len(second.alerts) < 2:
                 # Steps of 10 s, and the last one 10 s ago: not yet three times as long.
                 assert second.senses.look(time.time()) == []

@@ -158,7 +158,7 @@ async def test_a_program_that_hangs_everywhere_is_rolled_back(temporal_address: 
         await restarted(control)
         record = await control.record()
     assert [(c.rung, c.outcome) for c in record.climbs] == [(ROLLBACK, ClimbOutcome.DONE)]
-    assert "the program itself hangs" in record.climbs[0].reason
+    assert "the program itself" in record.climbs[0].reason
 
 
 async def test_a_machine_that_cannot_say_is_suspected(temporal_address: str) -> None:
