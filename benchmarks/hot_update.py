@@ -29,6 +29,7 @@ from benchmarks.results import Result, conclude
 
 SIZES = {"tp": 2, "pp": 4, "dp": 4}
 RANKS = 32
+SHAPE = ["--layers", "4", "--width", "32", "--context", "32", "--batch", "16"]
 STEPS = 100_000
 TIMES = 3
 AFTER_STEPS = 10
@@ -65,7 +66,7 @@ def everstep(folder: Path) -> tuple[list[float], int]:
     """Seconds from each command to the first new step, and the most steps that were redone."""
     spec: dict[str, Any] = yaml.safe_load((EXAMPLE / "job.yaml").read_text())
     spec |= {
-        "command": ["python", "train.py", "--steps", str(STEPS)],
+        "command": ["python", "train.py", "--steps", str(STEPS), *SHAPE],
         "code": {"directory": str(code(folder, 0))},
         "machines": 8,
         "gpus_per_machine": 4,
@@ -102,7 +103,7 @@ def everstep(folder: Path) -> tuple[list[float], int]:
 def resubmitted(folder: Path) -> list[float]:
     """Seconds from each SIGTERM to the first new step."""
     layout = [part for kind, size in SIZES.items() for part in (f"--{kind}", str(size))]
-    layout += ["--order", "tp-pp-dp"]
+    layout += ["--order", "tp-pp-dp", *SHAPE]
     options = ["--standalone", "--nproc-per-node", str(RANKS)]
     job = Torchrun(folder, [start_torchrun(folder, options, layout, STEPS)])
     times: list[float] = []
