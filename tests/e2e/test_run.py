@@ -58,6 +58,7 @@ def test_every_machine_is_lost_once(tmp_path: Path, undisturbed: dict[int, str])
     assert [r.replacements for r in done.incidents] == [("m4",), ("m5",), ("m6",), ("m7",)]
 
 
+@pytest.mark.soak
 def test_second_machine_lost_while_the_first_recovers(
     tmp_path: Path, undisturbed: dict[int, str]
 ) -> None:
