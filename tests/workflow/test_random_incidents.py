@@ -11,7 +11,7 @@ import pytest
 
 from tests.soak.incidents import soak_side_by_side
 
-pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.timeout(500)]
 
 INCIDENTS = 40
 
