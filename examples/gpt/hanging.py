@@ -41,20 +41,19 @@ def stop() -> None:
         os.kill(os.getpid(), signal.SIGSTOP)
 
 
-class _NeverLoads:
-    def __len__(self) -> int:
-        return 1
-
-    def __getitem__(self, index: int) -> int:
-        time.sleep(FOR_EVER_S)
-        return index
-
-
 def wait_for_loader() -> None:
     """Wait for a data loader's worker, which waits for its file system."""
-    from torch.utils.data import DataLoader  # noqa: PLC0415 - no other run needs it
+    from torch.utils.data import DataLoader, Dataset  # noqa: PLC0415 - no other run needs it
 
-    for _ in DataLoader(_NeverLoads(), num_workers=1):  # type: ignore[arg-type]
+    class NeverLoads(Dataset[int]):
+        def __len__(self) -> int:
+            return 1
+
+        def __getitem__(self, index: int) -> int:
+            time.sleep(FOR_EVER_S)
+            return index
+
+    for _ in DataLoader(NeverLoads(), num_workers=1):
         pass
 
 

@@ -24,7 +24,7 @@ from everstep import checkpoint
 from everstep.agent.channel import RankChannel
 from everstep.agent.shards import ShardStore, free_memory_bytes
 from everstep.agent.transfer import BackupSender, TransferServer
-from everstep.checkpoint import tree
+from everstep.checkpoint import rebuilding
 from everstep.core import names
 from everstep.core.channel import Entered, Report
 from everstep.core.errors import PermanentError, TransientError
@@ -162,7 +162,7 @@ def state_in(store: ShardStore, step: int) -> Any:
     slot, shard = found
     body = region.view.body(slot)
     payload = body[aligned(shard.metadata_bytes) : shard.body_bytes]
-    return tree.rebuild(bytes(body[: shard.metadata_bytes]), payload)
+    return rebuilding.rebuild(bytes(body[: shard.metadata_bytes]), payload)
 
 
 def assert_whole(store: ShardStore) -> tuple[int, ...]:

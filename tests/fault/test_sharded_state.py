@@ -18,7 +18,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
-from everstep.checkpoint.tree import FlatTree, rebuild
+from everstep.checkpoint.rebuilding import rebuild
+from everstep.checkpoint.tree import FlatTree
 
 dist.init_process_group("gloo")
 mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))

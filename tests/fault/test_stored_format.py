@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.format_utils import (
 from everstep.agent.borrowing import Borrowing
 from everstep.agent.shards import ShardStore
 from everstep.agent.storage import StorageConfig, StorageTier
-from everstep.checkpoint import tree
+from everstep.checkpoint import rebuilding
 from everstep.checkpoint.checksums import checksum
 from everstep.checkpoint.retrieving import Retrieval
 from everstep.checkpoint.storing import Save, number_of, retain, text_of
@@ -59,7 +59,7 @@ def back(checkpoint: Checkpoint, rank: int) -> Any:
     body = memoryview(mmap.mmap(fd, 0))
     os.close(fd)
     metadata = bytes(body[: filled.metadata_bytes])
-    return tree.rebuild(metadata, body[aligned(filled.metadata_bytes) :])
+    return rebuilding.rebuild(metadata, body[aligned(filled.metadata_bytes) :])
 
 
 def assert_same(one: Any, other: Any) -> None:
@@ -147,7 +147,7 @@ def test_what_ranks_keep_for_their_group_is_stored_and_brought_back(tmp_path: Pa
     part = memoryview(mmap.mmap(place.fd, 0))
     assert checksum(part) == place.lent.checksum
     payload = body[aligned(shard.metadata_bytes) :]
-    found = tree.rebuild(
+    found = rebuilding.rebuild(
         bytes(body[: shard.metadata_bytes]), payload, [body[shard.part_start :], part]
     )
     assert_same(found, state_of(1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from tests.unit import stack_texts as texts
@@ -21,9 +22,8 @@ NAMES = [f"m{slot}" for slot in range(16)]
 SILENT = Finding(Symptom.JOB_HANG, (), (), False, "no sign of life for 10.1 s")
 
 
-def alert(symptom: Symptom, **fields: object) -> Alert:
-    given: dict[str, object] = {"attempt": 1, **fields}
-    return Alert(Observer.ANALYZER, symptom, 5.0, "because", **given)  # type: ignore[arg-type]
+def alert(symptom: Symptom, **fields: Any) -> Alert:
+    return replace(Alert(Observer.ANALYZER, symptom, 5.0, "because", attempt=1), **fields)
 
 
 def record(judgement: Judgement) -> StackRecord:

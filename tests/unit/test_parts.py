@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from everstep.checkpoint import tree
+from everstep.checkpoint import rebuilding
 from everstep.checkpoint.checksums import digest_of
 from everstep.checkpoint.tree import FlatTree
 from everstep.core.errors import PermanentError
@@ -181,7 +181,7 @@ def test_states_come_back_from_the_parts_of_all_ranks(size: int) -> None:
     bodies = [written(flat) for flat in flats]
     parts = [part_of(flat, payload) for flat, (_, payload) in zip(flats, bodies, strict=True)]
     for rank, (metadata, payload) in enumerate(bodies):
-        state = tree.rebuild(metadata, payload, parts)
+        state = rebuilding.rebuild(metadata, payload, parts)
         assert_same(state_of(rank), state)
         assert state["model"]["weight"] is state["model"]["tied"]
         assert state["model"]["image"].is_contiguous(memory_format=torch.channels_last)
@@ -196,9 +196,11 @@ def test_a_state_that_takes_parts_is_refused_without_them() -> None:
         flat.take_part()
     (metadata, payload), (_, other) = map(written, flats)
     with pytest.raises(PermanentError, match="parts of"):
-        tree.rebuild(metadata, payload)
+        rebuilding.rebuild(metadata, payload)
     with pytest.raises(PermanentError, match="parts of"):
-        tree.rebuild(metadata, payload, [part_of(flats[0], payload), part_of(flats[1], other)[1:]])
+        rebuilding.rebuild(
+            metadata, payload, [part_of(flats[0], payload), part_of(flats[1], other)[1:]]
+        )
 
 
 def test_a_state_taken_whole_needs_nobody() -> None:
@@ -206,7 +208,7 @@ def test_a_state_taken_whole_needs_nobody() -> None:
     flat.copy_small()
     flat.take_whole()
     assert flat.part_bytes == 0
-    assert_same(state_of(1), tree.rebuild(*written(flat)))
+    assert_same(state_of(1), rebuilding.rebuild(*written(flat)))
 
 
 def test_small_tensors_may_change_at_once_and_large_ones_not() -> None:

@@ -13,7 +13,8 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from everstep.checkpoint.tree import FlatTree, rebuild
+from everstep.checkpoint.rebuilding import rebuild
+from everstep.checkpoint.tree import FlatTree
 from everstep.core.errors import PermanentError
 
 DTYPES = [

@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 from torch.distributed.checkpoint import state_dict_loader
 
-from everstep.checkpoint import dcp, storing, tree
+from everstep.checkpoint import dcp, rebuilding, storing, tree
 from everstep.core.errors import PermanentError
 from everstep.core.leaves import Leaf, leaves_of
 from everstep.core.save_plan import Item, SavePlan, SeenLeaf
@@ -65,7 +65,7 @@ def load(url: str, into: Mapping[Any, Any], rank: int) -> dict[Any, Any]:
 
     def take(value: Any) -> Any:
         leaf = next(names)
-        return value if leaf.kind == "tensor" else tree.rebuild_value(stored[leaf.name].node)
+        return value if leaf.kind == "tensor" else rebuilding.rebuild_value(stored[leaf.name].node)
 
     return cast("dict[Any, Any]", _replace(into, take))
 

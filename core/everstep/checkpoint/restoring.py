@@ -7,7 +7,7 @@ import mmap
 import os
 from typing import Any
 
-from everstep.checkpoint import tree
+from everstep.checkpoint import rebuilding
 from everstep.checkpoint.agent_link import AgentLink
 from everstep.checkpoint.checksums import checksum
 from everstep.checkpoint.saver import map_region
@@ -55,7 +55,7 @@ class Restoring:
         body = region.body(slot)[: shard.body_bytes]
         payload = body[aligned(shard.metadata_bytes) :]
         parts = self._parts(shard, body) if shard.part_whole else []
-        return tree.rebuild(bytes(body[: shard.metadata_bytes]), payload, parts), region
+        return rebuilding.rebuild(bytes(body[: shard.metadata_bytes]), payload, parts), region
 
     def _found(self, step: int, fd: int | None) -> tuple[Region, int, Shard]:
         region = map_region(fd)

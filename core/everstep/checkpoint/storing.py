@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from everstep.checkpoint import dcp, tree
+from everstep.checkpoint import dcp, rebuilding
 from everstep.checkpoint.checksums import checksum
 from everstep.core import leaves as leaves_module
 from everstep.core.errors import EverstepError, PermanentError, TransientError
@@ -354,7 +354,7 @@ def text_of(error: BaseException) -> str:
 def _value_of(leaf: Leaf, payload: memoryview) -> Any:
     if leaf.kind == "value":
         data = io.BytesIO()
-        torch.save(tree.rebuild_value(leaf.node), data)
+        torch.save(rebuilding.rebuild_value(leaf.node), data)
         return data.getvalue()
     dtype = dcp.dtype_of(leaf.dtype)
     if leaf.numel == 0:
