@@ -19,6 +19,7 @@ from everstep.core import names
 from everstep.workflows import ports, story
 from everstep.workflows.incident import ResolveIncident
 from everstep.workflows.job import RunJob
+from everstep.workflows.order_machines import OrderMachines
 
 IMPLEMENTATIONS = {
     ports.MachinePort: machine.MachineActivities,
@@ -108,6 +109,12 @@ def test_workflow_signal_and_query_names_are_pinned() -> None:
         ],
         "queries": ["status"],
         "updates": ["cancel_update", "hot_update"],
+    }
+    assert handlers(OrderMachines) == {
+        "name": ["OrderMachines"],
+        "signals": ["give_up"],
+        "queries": [],
+        "updates": [],
     }
     assert handlers(ResolveIncident) == {
         "name": ["ResolveIncident"],

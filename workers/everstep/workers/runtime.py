@@ -19,9 +19,10 @@ from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxR
 from everstep.core.errors import EverstepError, InputError, TransientError
 from everstep.workflows.incident import ResolveIncident
 from everstep.workflows.job import RunJob
+from everstep.workflows.order_machines import OrderMachines
 from everstep.workflows.tracing import CollectStacks
 
-WORKFLOWS = [RunJob, ResolveIncident, CollectStacks]
+WORKFLOWS = [RunJob, ResolveIncident, OrderMachines, CollectStacks]
 
 WORKFLOW_FAILURE_TYPES = (EverstepError,)
 """A domain error fails the workflow; any other exception retries the workflow task for ever, which
@@ -33,6 +34,7 @@ STICKY_TIMEOUT = timedelta(seconds=1)
 VALUES_ALONE = (
     "everstep.core",
     "everstep.spec",
+    "everstep.workflows.batches",
     "everstep.workflows.messages",
     "everstep.workflows.options",
     "everstep.workflows.ports",

@@ -19,7 +19,7 @@ from everstep.core.model import Alert, Assignment, CopyDamaged, MachineInfo, Ran
 from everstep.core.orders import FROM_THE_BEGINNING
 from everstep.core.record import TimelineEntry
 from everstep.core.vocabulary import Observer, Symptom
-from everstep.workflows import options, restart, storage, story
+from everstep.workflows import options, ordering, restart, storage, story
 from everstep.workflows.incident import ResolveIncident
 from everstep.workflows.messages import (
     Eviction,
@@ -273,7 +273,7 @@ class RunJob(UpdateDesk):
                 ]
             )
         except ActivityError as error:
-            text = restart.why(error)
+            text = ordering.why(error)
             self.report_alerts(
                 [_own_alert(Symptom.CONTAINER_ERROR, assignment.attempt, None, text)]
             )

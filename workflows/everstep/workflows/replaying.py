@@ -17,7 +17,7 @@ from everstep.core.record import Finding
 from everstep.core.suspicion import Group, Trial, TrialOutcome
 from everstep.core.trial import ReplayOrder, ReplayReport
 from everstep.core.vocabulary import ClimbOutcome, Verdict
-from everstep.workflows import options, restart
+from everstep.workflows import options, ordering
 from everstep.workflows.ports import CheckPort
 from everstep.workflows.situation import Situation
 from everstep.workflows.tested import Tested
@@ -122,7 +122,7 @@ class _Replay:
         try:
             return await workflow.execute_activity_method(CheckPort.replay, order, **config)
         except ActivityError as error:
-            why = restart.why(error)
+            why = ordering.why(error)
             return ReplayReport(info.machine, Verdict.UNOBSERVABLE, f"no answer: {why}")
 
     def _names(self, numbers: Sequence[int]) -> tuple[str, ...]:
