@@ -13,7 +13,6 @@ from datetime import timedelta
 
 from temporalio import activity
 from temporalio.client import Client, WorkflowHandle
-from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.service import RPCError
 from temporalio.worker import Worker
 
@@ -28,6 +27,7 @@ from everstep.core.record import IncidentRecord
 from everstep.core.vocabulary import Observer, Symptom
 from everstep.spec.job import JobSpec
 from everstep.workers import registry, runtime
+from everstep.workers.payloads import DATA_CONVERTER
 from everstep.workflows import options, story
 from everstep.workflows.batches import MACHINES_PER_BATCH
 from everstep.workflows.incident import ResolveIncident
@@ -245,7 +245,7 @@ async def controlled(
     machines_per_batch: int = MACHINES_PER_BATCH,
 ) -> AsyncGenerator[Control]:
     """A job of its own on the server, with a controller and an analyzer, and no machine yet."""
-    client = await Client.connect(address, data_converter=pydantic_data_converter)
+    client = await Client.connect(address, data_converter=DATA_CONVERTER)
     suffix = uuid.uuid4().hex[:8]
     spec = spec.model_copy(update={"name": f"{spec.name}-{suffix}"})
     # A queue of its own: no other test's controller takes what belongs into this archive.

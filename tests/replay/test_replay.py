@@ -8,10 +8,10 @@ import pytest
 from temporalio import workflow
 from temporalio.api.enums.v1 import EventType
 from temporalio.client import WorkflowHistory
-from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.worker import Replayer
 
 from everstep.workers import runtime
+from everstep.workers.payloads import DATA_CONVERTER
 from everstep.workflows.job import RunJob
 from everstep.workflows.messages import IncidentInput
 
@@ -22,7 +22,7 @@ def replayer(workflows: list[type]) -> Replayer:
     return Replayer(
         workflows=workflows,
         workflow_runner=runtime.workflow_runner(),
-        data_converter=pydantic_data_converter,
+        data_converter=DATA_CONVERTER,
         workflow_failure_exception_types=list(runtime.WORKFLOW_FAILURE_TYPES),
     )
 
