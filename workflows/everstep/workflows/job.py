@@ -34,9 +34,9 @@ from everstep.workflows.messages import (
 from everstep.workflows.remembering import bar, remember, remember_eviction
 from everstep.workflows.update_desk import Told, UpdateDesk
 
-MAX_RECENT_KEYS = 1_000
-"""Alerts remembered for dropping duplicates: a whole job's ranks ending twice at the paper's scale
-of machines fits, batched by machine."""
+MAX_RECENT_KEYS = 3_000
+"""Alerts remembered for dropping duplicates: a whole job's ranks ending at the paper's scale of
+machines fits, gathered by machine (the first, and what ended while that was on its way)."""
 
 MAX_NOTED = 50
 """Alerts that stop nothing, kept for whoever asks."""
@@ -73,9 +73,11 @@ class RunJob(UpdateDesk):
     @workflow.signal
     def report_alerts(self, alerts: list[Alert]) -> None:
         """Evidence from an observer; duplicates and what concerns older attempts are dropped."""
+        known = set(self._state.recent_keys)
         for alert in alerts:
-            if alert.key in self._state.recent_keys or not self._concerns_us(alert):
+            if alert.key in known or not self._concerns_us(alert):
                 continue
+            known.add(alert.key)
             self._state.recent_keys = [*self._state.recent_keys, alert.key][-MAX_RECENT_KEYS:]
             if evidence.calls_for_action(alert):
                 self._state.pending.append(alert)
@@ -384,8 +386,8 @@ class RunJob(UpdateDesk):
         return self._state.active != self._listening
 
     def _all_finished(self) -> bool:
-        slots = self._slots()
-        return bool(slots) and all(info.machine in self._state.finished for info in slots)
+        slots, finished = self._slots(), set(self._state.finished)
+        return bool(slots) and all(info.machine in finished for info in slots)
 
     async def _wait_for_something_to_do(self) -> None:
         """Wait for alerts, the job's end, or the end of an update's window."""

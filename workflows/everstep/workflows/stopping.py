@@ -11,7 +11,7 @@ from everstep.core.record import Finding, StackRecord
 from everstep.core.vocabulary import Symptom
 from everstep.workflows import ordering
 from everstep.workflows.batches import Refusal
-from everstep.workflows.situation import Situation
+from everstep.workflows.situation import MAX_TOLD, Situation
 
 
 async def stop_and_classify(now: Situation, stacks: StackRecord | None) -> Finding:
@@ -27,7 +27,7 @@ async def stop_and_classify(now: Situation, stacks: StackRecord | None) -> Findi
     now.stopped = [reports[i.machine] for i in occupied if i.machine in reports]
     exits = exits_of(now.stopped, alerts, now.assignment.attempt)
     now.newest_exit_step = max((e.step for e in exits if e.step is not None), default=None)
-    here = [info.machine for info in occupied]
+    here = {info.machine for info in occupied}
     finding = evidence.classify(
         [a for a in alerts if a.symptom is not Symptom.AGENT_LOST or a.machine in here] or alerts,
         exits,
@@ -65,7 +65,10 @@ async def _stop(now: Situation) -> tuple[dict[str, MachineReport], list[str]]:
             reports[machine] = answer
         elif not now.inbox.is_lost(asked[machine]):
             silent.append(machine)
-            now.story.tell(f"{machine} did not stop: {answer.reason}")
+            if len(silent) <= MAX_TOLD:
+                now.story.tell(f"{machine} did not stop: {answer.reason}")
+    if len(silent) > MAX_TOLD:
+        now.story.tell(f"and {len(silent) - MAX_TOLD} more machines did not stop")
     return reports, silent
 
 
