@@ -142,8 +142,8 @@ def _loans(
 ) -> dict[str, tuple[Loan, ...]]:
     """Machines whose ranks are of the same DP groups share all but what is their own.
 
-    One by one it would take a step for each pair of ranks of a group, of which 9,600 ranks in groups
-    of 150 have over a million.
+    One by one it would take a step for each pair of ranks of a group; 9,600 ranks in groups of 150
+    make over a million.
     """
     group_of = {rank: group for group in layout.groups("dp") for rank in group}
     shared: dict[tuple[int, ...], _Shared] = {}
