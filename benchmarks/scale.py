@@ -231,7 +231,7 @@ async def benches(client: Client, pid: int, folder: Path, machines: int) -> Asyn
         args=[JobInput(spec, "v1", "/opt/train"), None],
         id=names.job_workflow_id(spec.name),
         task_queue=names.CONTROLLER_QUEUE,
-        task_timeout=options.WORKFLOW_TASK_TIMEOUT,
+        task_timeout=options.workflow_task_timeout(machines),
         search_attributes=story.job_attributes(spec.name),
     )
     logs = contextlib.ExitStack()

@@ -317,7 +317,7 @@ class RunJob(UpdateDesk):
                 updates=updates.pending(self._state.updates),
             ),
             id=names.incident_workflow_id(job, self._state.incidents),
-            task_timeout=options.WORKFLOW_TASK_TIMEOUT,
+            task_timeout=options.workflow_task_timeout(self._job.spec.machines),
             parent_close_policy=workflow.ParentClosePolicy.ABANDON,
             # A later job of this name counts from 1 again; one that is open is never doubled.
             id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
