@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
+from functools import partial
 
 import pytest
 from temporalio.api.enums.v1 import EventType
 
+from everstep.core.record import IncidentRecord
 from everstep.core.vocabulary import Check, Outcome, Rung, Symptom, Verdict
 from everstep.spec.job import JobSpec
 from tests.fakes.control import Control, controlled
@@ -27,6 +29,7 @@ SPEC = JobSpec.model_validate(
         "standby": {"count": 1},
         "ladder": {"evidence_window_s": 0.05, "probation_s": 0.3, "probation_steps": 1},
         "detection": {"stacks_apart_s": 0.1},
+        "replay": {"steps": 1, "shows_ratio": 1.0},
     }
 )
 
@@ -40,6 +43,10 @@ async def wide(address: str, world: FakeWorld) -> AsyncGenerator[Control]:
         await control.training(1)
         await control.world.advance(1, 7)
         yield control
+
+
+def trains(attempt: int, record: IncidentRecord) -> bool:
+    return record.attempt_after == attempt and record.first_step_at_s is not None
 
 
 async def recovered(control: Control, attempt: int) -> None:
@@ -149,3 +156,19 @@ async def test_stacks_and_checks_are_asked_in_batches(temporal_address: str) -> 
     assert kinds.count("trace") >= 2 * 3
     assert not {"machine.trace", "machine.check"} & set(activities)
     assert "all ranks stand alike" in record.stacks[0].reasons[0]
+
+
+async def test_trials_of_a_replay_are_held_in_batches(temporal_address: str) -> None:
+    """NaN that no check sees and that comes back: replay names a machine."""
+    world = FakeWorld(10)
+    async with wide(temporal_address, world) as control:
+        world.machines["m2"].replays = Verdict.FAULTY
+        for attempt in (1, 2):
+            await control.nan(attempt)
+            await control.until(partial(trains, attempt + 1))
+        activities, children = await ordered(control)
+        record = await control.record()
+    assert [climb.machines for climb in record.climbs if climb.rung is Rung.REPLAY] == [("m2",)]
+    assert world.done("evict") == [("m2", 1)]
+    assert any("/replay-" in child for child in children)
+    assert "machine.replay" not in activities

@@ -22,6 +22,7 @@ from everstep.core.orders import (
     TraceOrder,
     TraceReport,
 )
+from everstep.core.trial import ReplayOrder, ReplayReport
 
 ORDER_MACHINES = "OrderMachines"
 """Name of the workflow type: `run(batch: MachineOrders) -> MachineReports`."""
@@ -51,6 +52,7 @@ class MachineOrders:
         check: Test the machine, alone or with the peers that the order names.
         prepare: Look at a code version.
         trace: Tell where ranks stand.
+        replay: Take part in a trial; all machines of a trial are in one batch, and have one order.
     """
 
     job: str
@@ -61,6 +63,7 @@ class MachineOrders:
     check: tuple[CheckOrder, ...] = ()
     prepare: tuple[PrepareOrder, ...] = ()
     trace: tuple[TraceOrder, ...] = ()
+    replay: tuple[ReplayOrder, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +86,7 @@ class MachineReports:
         check: Likewise.
         prepare: Likewise.
         trace: Likewise, without entries of ranks: they lie under the report's manifest.
+        replay: Likewise; a trial ends for all of its machines when it has failed on one.
     """
 
     refused: tuple[Refusal, ...] = ()
@@ -92,3 +96,4 @@ class MachineReports:
     check: tuple[CheckResult, ...] = ()
     prepare: tuple[PrepareReport, ...] = ()
     trace: tuple[TraceReport, ...] = ()
+    replay: tuple[ReplayReport, ...] = ()

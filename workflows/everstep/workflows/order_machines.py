@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 from temporalio import workflow
 
-from everstep.workflows import ordering
+from everstep.workflows import ordering, trials
 from everstep.workflows.batches import (
     GIVE_UP,
     ORDER_MACHINES,
@@ -36,6 +37,13 @@ class OrderMachines:
     @workflow.run
     async def run(self, batch: MachineOrders) -> MachineReports:
         """Order all machines side by side."""
+        if batch.replay:
+            held = (
+                trials.hold_one(batch.job, order, ends_at_first_failure=True)
+                for order in trials.by_trial(batch.replay)
+            )
+            told = [report for of_trial in await asyncio.gather(*held) for report in of_trial]
+            return MachineReports(replay=tuple(told))
         kind = next((k for k in ordering.KINDS if k.orders(batch)), None)
         if kind is None:
             return MachineReports()

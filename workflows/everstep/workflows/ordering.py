@@ -14,6 +14,7 @@ from typing import Any, Generic, TypeVar
 
 from temporalio import workflow
 from temporalio.exceptions import ActivityError, ChildWorkflowError, FailureError
+from temporalio.workflow import ChildWorkflowCancellationType
 
 from everstep.core import names
 from everstep.core.orders import (
@@ -27,6 +28,7 @@ from everstep.core.orders import (
     TraceReport,
 )
 from everstep.core.stacks.words import ranks_text
+from everstep.core.trial import ReplayReport
 from everstep.workflows import options
 from everstep.workflows.batches import (
     GIVE_UP,
@@ -41,7 +43,15 @@ from everstep.workflows.ports import CheckPort, MachinePort, TracePort
 O = TypeVar("O")  # noqa: E741 - an order
 R = TypeVar("R", bound="Report")
 
-Report = MachineReport | RestoreReport | StartReport | CheckResult | PrepareReport | TraceReport
+Report = (
+    MachineReport
+    | RestoreReport
+    | StartReport
+    | CheckResult
+    | PrepareReport
+    | TraceReport
+    | ReplayReport
+)
 
 
 @dataclass(frozen=True)
@@ -57,6 +67,7 @@ class Kind(Generic[O, R]):
         orders: What `pack` has put there.
         report: Reports of a batch.
         reports: What `report` has put there.
+        cancellation: Whether whoever gives an order to a batch up waits until machines have heard.
     """
 
     name: str
@@ -67,6 +78,7 @@ class Kind(Generic[O, R]):
     orders: Callable[[MachineOrders], tuple[O, ...]]
     report: Callable[[tuple[R, ...]], MachineReports]
     reports: Callable[[MachineReports], tuple[R, ...]]
+    cancellation: ChildWorkflowCancellationType = ChildWorkflowCancellationType.TRY_CANCEL
 
 
 def _restore_text(machine: str, order: RestoreOrder) -> str:
@@ -146,6 +158,19 @@ TRACE = Kind(
     lambda answer: answer.trace,
 )
 
+REPLAY = Kind(
+    "replay",
+    CheckPort.replay,
+    lambda order: options.check(order.deadline_s),
+    lambda _, order: f"replay on {', '.join(one.machine for one in order.machines)}",
+    lambda job, machines, orders: MachineOrders(job, machines, replay=orders),
+    lambda batch: batch.replay,
+    lambda reports: MachineReports(replay=reports),
+    lambda answer: answer.replay,
+    # The next order needs the machines.
+    ChildWorkflowCancellationType.WAIT_CANCELLATION_COMPLETED,
+)
+
 KINDS: tuple[Kind[Any, Any], ...] = (STOP, RESTORE, START, CHECK, PREPARE, TRACE)
 
 
@@ -178,6 +203,16 @@ async def order(
     parts = [
         orders[at : at + machines_per_batch] for at in range(0, len(orders), machines_per_batch)
     ]
+    return await in_batches(job, kind, parts, gone)
+
+
+async def in_batches(
+    job: str,
+    kind: Kind[O, R],
+    parts: Sequence[Sequence[tuple[str, O]]],
+    gone: Callable[[str], bool] = nobody,
+) -> list[R | Refusal]:
+    """Order machines by a child workflow for each part; as `order`."""
     # One name for all batches of an order; a workflow may give the same kind again.
     name = f"{workflow.info().workflow_id}/{kind.name}-{workflow.uuid4().hex[:8]}"
     answers = await asyncio.gather(
@@ -234,8 +269,7 @@ async def _in_batch(
         id=identifier,
         result_type=MachineReports,
         task_timeout=options.WORKFLOW_TASK_TIMEOUT,
-        # As with an activity: whoever gives an order up does not wait for machines to hear of it.
-        cancellation_type=workflow.ChildWorkflowCancellationType.TRY_CANCEL,
+        cancellation_type=kind.cancellation,
         static_summary=f"{kind.name}: {machines[0]} to {machines[-1]}",
     )
     waited_for = list(machines) if gone is not nobody else []
