@@ -46,6 +46,7 @@ class MachineOrders:
     Attributes:
         job: Name of the job.
         machines: Names of the machines, each once.
+        at_once: How many are ordered at the same time, those of other batches included.
         stop: End the ranks.
         restore: Make memory ready, from other machines or from storage.
         start: Start the ranks.
@@ -57,6 +58,7 @@ class MachineOrders:
 
     job: str
     machines: tuple[str, ...]
+    at_once: int = 0
     stop: tuple[StopOrder, ...] = ()
     restore: tuple[RestoreOrder, ...] = ()
     start: tuple[StartOrder, ...] = ()

@@ -39,7 +39,7 @@ class OrderMachines:
         """Order all machines side by side."""
         if batch.replay:
             held = (
-                trials.hold_one(batch.job, order, ends_at_first_failure=True)
+                trials.hold_one(batch.job, order, True, batch.at_once)
                 for order in trials.by_trial(batch.replay)
             )
             told = [report for of_trial in await asyncio.gather(*held) for report in of_trial]
@@ -52,6 +52,7 @@ class OrderMachines:
             kind,
             list(zip(batch.machines, kind.orders(batch), strict=True)),
             self._gone.__contains__,
+            batch.at_once,
         )
         refused = tuple(answer for answer in found if isinstance(answer, Refusal))
         reports = tuple(answer for answer in found if not isinstance(answer, Refusal))

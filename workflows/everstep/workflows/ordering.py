@@ -215,10 +215,12 @@ async def in_batches(
     """Order machines by a child workflow for each part; as `order`."""
     # One name for all batches of an order; a workflow may give the same kind again.
     name = f"{workflow.info().workflow_id}/{kind.name}-{workflow.uuid4().hex[:8]}"
+    at_once = sum(map(len, parts))
+    batches = [replace(_packed(job, kind, part), at_once=at_once) for part in parts]
     answers = await asyncio.gather(
         *(
-            _in_batch(f"{name}/{number}", job, kind, part, gone)
-            for number, part in enumerate(parts, 1)
+            _in_batch(f"{name}/{number}", batch, kind, gone)
+            for number, batch in enumerate(batches, 1)
         )
     )
     return [answer for part in answers for answer in part]
@@ -229,12 +231,23 @@ async def one_by_one(
     kind: Kind[O, R],
     orders: Sequence[tuple[str, O]],
     gone: Callable[[str], bool],
+    at_once: int = 0,
 ) -> list[R | Refusal]:
-    """Order machines by activities of the workflow that calls this; as `order`."""
+    """Order machines by activities of the workflow that calls this; as `order`.
+
+    Args:
+        job: See `order`.
+        kind: See `order`.
+        orders: See `order`.
+        gone: See `order`.
+        at_once: How many machines are ordered at the same time, these included.
+    """
 
     async def one(machine: str, what: O) -> R | Refusal:
-        config = kind.options(what).config(
-            kind.text(machine, what), names.machine_queue(job, machine)
+        config = (
+            kind.options(what)
+            .amid(at_once)
+            .config(kind.text(machine, what), names.machine_queue(job, machine))
         )
         try:
             return await workflow.execute_activity_method(kind.activity, what, **config)
@@ -255,17 +268,21 @@ async def one_by_one(
     return await asyncio.gather(*(unless_gone(machine, what) for machine, what in orders))
 
 
+def _packed(job: str, kind: Kind[O, R], orders: Sequence[tuple[str, O]]) -> MachineOrders:
+    machines = tuple(machine for machine, _ in orders)
+    return kind.pack(job, machines, tuple(what for _, what in orders))
+
+
 async def _in_batch(
     identifier: str,
-    job: str,
+    orders: MachineOrders,
     kind: Kind[O, R],
-    orders: Sequence[tuple[str, O]],
     gone: Callable[[str], bool],
 ) -> list[R | Refusal]:
-    machines = tuple(machine for machine, _ in orders)
+    machines = orders.machines
     batch = await workflow.start_child_workflow(
         ORDER_MACHINES,
-        kind.pack(job, machines, tuple(what for _, what in orders)),
+        orders,
         id=identifier,
         result_type=MachineReports,
         task_timeout=options.WORKFLOW_TASK_TIMEOUT,

@@ -14,10 +14,9 @@ from temporalio.exceptions import ActivityError
 from everstep.core import names
 from everstep.core.trial import ReplayOrder, ReplayReport
 from everstep.core.vocabulary import Verdict
-from everstep.workflows import options, ordering
+from everstep.workflows import ordering
 from everstep.workflows.batches import Refusal
 from everstep.workflows.messages import JobInput
-from everstep.workflows.ports import CheckPort
 
 
 async def hold(
@@ -49,12 +48,16 @@ async def hold(
     return [[next(reports) for _ in order.machines] for order in orders]
 
 
-async def hold_one(job: str, order: ReplayOrder, ends_at_first_failure: bool) -> list[ReplayReport]:
+async def hold_one(
+    job: str, order: ReplayOrder, ends_at_first_failure: bool, at_once: int = 0
+) -> list[ReplayReport]:
     """All reports of a trial, which is over for the others when one machine has failed.
 
     They may wait for its ranks until the deadline.
     """
-    calls = [asyncio.create_task(_one(job, info.machine, order)) for info in order.machines]
+    calls = [
+        asyncio.create_task(_one(job, info.machine, order, at_once)) for info in order.machines
+    ]
     try:
         await workflow.wait_condition(
             lambda: (
@@ -73,16 +76,18 @@ def by_trial(orders: Sequence[ReplayOrder]) -> list[ReplayOrder]:
     return list({order.number: order for order in orders}.values())
 
 
-async def _one(job: str, machine: str, order: ReplayOrder) -> ReplayReport:
+async def _one(job: str, machine: str, order: ReplayOrder, at_once: int) -> ReplayReport:
     """One machine's report; no answer is an answer that tells nothing."""
-    config = options.check(order.deadline_s).config(
-        f"replay on {', '.join(one.machine for one in order.machines)}",
-        names.machine_queue(job, machine),
+    kind = ordering.REPLAY
+    config = (
+        kind.options(order)
+        .amid(at_once)
+        .config(kind.text(machine, order), names.machine_queue(job, machine))
     )
     # The next trial needs the machine.
     config["cancellation_type"] = workflow.ActivityCancellationType.WAIT_CANCELLATION_COMPLETED
     try:
-        return await workflow.execute_activity_method(CheckPort.replay, order, **config)
+        return await workflow.execute_activity_method(kind.activity, order, **config)
     except ActivityError as error:
         return _told(Refusal(machine, ordering.why(error)))
 
