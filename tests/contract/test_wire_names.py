@@ -139,6 +139,7 @@ def test_queue_and_workflow_ids_are_pinned() -> None:
     assert names.job_workflow_id("j") == "job/j"
     assert names.incident_workflow_id("j", 2) == "incident/j/2"
     assert names.stacks_workflow_id("j", "a") == "stacks/j/a"
+    assert names.batch_workflow_id("job/j", "stop-1a", 2) == "job/j/stop-1a/2"
     assert story.ALL_KEYS == {
         "EverstepJob": "Keyword",
         "EverstepSymptom": "Keyword",

@@ -213,13 +213,14 @@ async def in_batches(
     gone: Callable[[str], bool] = nobody,
 ) -> list[R | Refusal]:
     """Order machines by a child workflow for each part; as `order`."""
-    # One name for all batches of an order; a workflow may give the same kind again.
-    name = f"{workflow.info().workflow_id}/{kind.name}-{workflow.uuid4().hex[:8]}"
     at_once = sum(map(len, parts))
     batches = [replace(_packed(job, kind, part), at_once=at_once) for part in parts]
+    # A workflow may give the same kind of order again.
+    what = f"{kind.name}-{workflow.uuid4().hex[:8]}"
+    parent = workflow.info().workflow_id
     answers = await asyncio.gather(
         *(
-            _in_batch(f"{name}/{number}", batch, kind, gone)
+            _in_batch(names.batch_workflow_id(parent, what, number), batch, kind, gone)
             for number, batch in enumerate(batches, 1)
         )
     )
