@@ -220,7 +220,8 @@ async def benches(client: Client, pid: int, folder: Path, machines: int) -> Asyn
     run = RunFolder(folder / spec.name)
     run.path.mkdir(parents=True)
     run.secret.write_text(secrets.token_hex())
-    run.spec.write_text(yaml.safe_dump(spec.model_dump(mode="json", exclude_unset=True)))
+    text = yaml.safe_dump(spec.model_dump(mode="json", exclude_unset=True))  # pyright: ignore[reportUnknownMemberType]
+    run.spec.write_text(text)
     given = WorkerSettings(
         spec_file=run.spec, run_directory=run.path, secret_file=run.secret,
         code_directory=folder, telemetry_port=ports.free_port(HOST),
