@@ -17,8 +17,9 @@ install: .venv/installed
 demo: install
 	@$(BIN)/python examples/gpt/demo.py
 
+# Two at a time: whole runs wait more than they compute.
 test: install
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 # What takes too long for every change.
 soak: install
