@@ -60,6 +60,8 @@ class Spent(StrEnum):
     DETECT = "detect"
     LOCATE = "locate"
     RESTART = "restart"
+    # Training stands until a checkpoint is far enough, or takes one in its own way.
+    CHECKPOINT = "checkpoint"
     HELD = "held"
     UPDATE = "update"
     # Before the first step, and after the last.

@@ -18,15 +18,16 @@ from everstep.cli.console import out
 from everstep.cli.find import RunArgument, find_run
 from everstep.cli.incidents import current_records
 from everstep.cli.report_html import page
-from everstep.cli.steps import load_steps
 from everstep.core.errors import InputError
 from everstep.core.record import IncidentRecord
 from everstep.core.report import Report, report
 from everstep.workers.local.folder import RunFolder
+from everstep.workers.steps import load_steps
 
 MEANING = {
     "productive": "steps done for the first time",
     "redone": "steps, or parts of one, that are done again",
+    "checkpoint": "training stood until a checkpoint was far enough",
     "detect": "from a fault to the incident that it opens",
     "locate": "evidence, rungs and tests, up to the restart",
     "restart": "from the restart to its first step",

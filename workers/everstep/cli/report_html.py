@@ -18,6 +18,7 @@ _COLOURS = {
     Spent.DETECT: "#d9534f",
     Spent.LOCATE: "#c2528b",
     Spent.RESTART: "#5a6fd0",
+    Spent.CHECKPOINT: "#7a5bb5",
     Spent.HELD: "#8a5a3b",
     Spent.UPDATE: "#2a8fa8",
     Spent.START: "#8c8c8c",

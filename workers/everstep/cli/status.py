@@ -14,12 +14,12 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from everstep.cli.console import out
 from everstep.cli.find import RunArgument, find_run, use_server_of
-from everstep.cli.steps import load_steps
 from everstep.core import names
 from everstep.core.errors import TransientError
 from everstep.core.vocabulary import Outcome
 from everstep.workers import runtime
 from everstep.workers.local.folder import RunFolder
+from everstep.workers.steps import load_steps
 from everstep.workflows import story
 from everstep.workflows.incident import ResolveIncident
 from everstep.workflows.job import RunJob

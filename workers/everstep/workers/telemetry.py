@@ -3,10 +3,10 @@
 Each connection begins with the mutual proof of the job's secret (`everstep.agent.link`). A message
 is one JSON object. From agents: `hello {machine, pid}`, `beat`, `bye`,
 `started {attempt, ranks, step, at_s, age_s}` and `progress {attempt, rank, step, at_s, age_s,
-phase, from_log}` with what is known of `loss`, `grad_norm`, `mfu`, `ran_s` and `waited_s`, and
-`slowed {details}` whenever what its senses see that slows the machine changes. `at_s` is on the
-agent's clock; `age_s` says how long ago that was, since clocks differ. From watchers: `watch`; they
-get `snapshot {attempt, steps, slowest, machines}` after every change.
+phase, from_log}` with what is known of `loss`, `grad_norm`, `mfu`, `ran_s`, `waited_s` and
+`stalled_s`, and `slowed {details}` whenever what its senses see that slows the machine changes.
+`at_s` is on the agent's clock; `age_s` says how long ago that was, since clocks differ. From
+watchers: `watch`; they get `snapshot {attempt, steps, slowest, machines}` after every change.
 """
 
 from __future__ import annotations
@@ -147,7 +147,9 @@ class TelemetryServer:
 
     async def _note(self, machine: str, message: dict[str, object]) -> None:
         said = _progress(machine, message)
-        seen = self.board.note(said.attempt, said.rank, said.step, said.at_s, said.from_log)
+        seen = self.board.note(
+            said.attempt, said.rank, said.step, said.at_s, said.from_log, said.stalled_s
+        )
         if seen is not None:
             self._on_step(seen)
         alerts = self.senses.note(said, _heard_s(message))
@@ -226,6 +228,7 @@ def _progress(machine: str, message: dict[str, object]) -> RankProgress:
         message["from_log"] is True,
         _figure(message, "ran_s"),
         _figure(message, "waited_s"),
+        _figure(message, "stalled_s"),
     )
 
 
