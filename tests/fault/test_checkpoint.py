@@ -22,11 +22,12 @@ from tests.fault import saver
 
 from everstep import checkpoint
 from everstep.agent.channel import RankChannel
+from everstep.agent.rank_voice import Word
 from everstep.agent.shards import ShardStore, free_memory_bytes
 from everstep.agent.transfer import BackupSender, TransferServer
 from everstep.checkpoint import rebuilding
 from everstep.core import names
-from everstep.core.channel import Entered, Report
+from everstep.core.channel import Report
 from everstep.core.errors import PermanentError, TransientError
 from everstep.core.model import MachineInfo
 from everstep.core.shard import aligned
@@ -124,7 +125,7 @@ def channel_of(
     ours, theirs = socket.socketpair()
     info = None if holder is None else holder.info
 
-    def on_word(rank: int, word: Report | Entered) -> None:
+    def on_word(rank: int, word: Word) -> None:
         if isinstance(word, Report):
             progress(rank, word.step)
 

@@ -19,6 +19,7 @@ from temporalio.service import RPCError
 
 from everstep.activities.archive import load_incidents
 from everstep.activities.evidence import EvidenceStore
+from everstep.cli import html_page, incident_html
 from everstep.cli.console import complain, out
 from everstep.cli.find import RunArgument, find_run, use_server_of
 from everstep.cli.stack_view import show_grid
@@ -72,26 +73,49 @@ def list_command(
 def show_command(
     incident: Annotated[int, typer.Argument(help="Number of the incident, from 1.")],
     run: RunOption = None,
+    html: Annotated[
+        Path | None,
+        typer.Option("--html", metavar="FILE", help="One page that needs no network, for others."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Tell one incident as a timeline."""
+    """Tell one incident as a timeline, with its evidence."""
     record = _one(find_run(run), incident)
+    if html is not None:
+        html_page.write(html, incident_html.page(record, _pictures(record)))
+        if not as_json:
+            out.print(Text(f"written to {html}"))
+            return
     if as_json:
         out.print_json(json.dumps(TypeAdapter(IncidentRecord).dump_python(record, mode="json")))
         return
     out.print(timeline_table(record))
+    if record.climbs:
+        out.print(climbs_table(record))
     out.print(Text(summary_line(record)))
     for stacks in record.stacks:
         _show_stacks(stacks)
 
 
 def _show_stacks(stacks: StackRecord) -> None:
-    """The grid of one judgement, and where it is kept."""
+    """One judgement, its grid, and where it is kept."""
+    out.print(Text(f"attempt {stacks.attempt}, by the ranks' stacks: {stacks.verdict}"))
+    for reason in stacks.reasons:
+        out.print(Text(f"  {reason}"))
     try:
         show_grid(EvidenceStore(stacks.evidence).get(stacks.grid).decode(errors="replace"))
     except EverstepError as error:
         complain(f"the grid of attempt {stacks.attempt} is not there: {error}")
     out.print(Text(f"attempt {stacks.attempt}, as SVG: {stacks.picture} in {stacks.evidence}"))
+
+
+def _pictures(record: IncidentRecord) -> dict[str, bytes]:
+    """Pictures by digest; one that is not there any more is said to be that on the page."""
+    found: dict[str, bytes] = {}
+    for stacks in record.stacks:
+        with contextlib.suppress(EverstepError):
+            found[stacks.picture] = EvidenceStore(stacks.evidence).get(stacks.picture)
+    return found
 
 
 @app.command("approve")
@@ -203,6 +227,16 @@ def timeline_table(record: IncidentRecord) -> Table:
         since_s = entry.at_s - record.fault_at_s
         # Not markup: a log's last lines may hold brackets.
         table.add_row(story.clock(entry.at_s), f"{since_s:+.2f}", Text(entry.text))
+    return table
+
+
+def climbs_table(record: IncidentRecord) -> Table:
+    """The rungs with what they were chosen for and what they brought."""
+    table = Table("rung", "brought", "machines", "pointed at", "because")
+    for climb in record.climbs:
+        machines, suspects = ", ".join(climb.machines) or "-", ", ".join(climb.suspects) or "-"
+        brought = climb.outcome.value.replace("_", " ")
+        table.add_row(climb.rung.value, brought, machines, suspects, Text(climb.reason))
     return table
 
 

@@ -21,18 +21,40 @@ class StepLog:
         os.write(self._descriptor, json.dumps(asdict(seen)).encode() + b"\n")
 
 
+class StepReader:
+    """Reads a log of steps bit by bit.
+
+    Args:
+        path: The file; it may not be there yet.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset_bytes = 0
+
+    def read(self) -> list[StepSeen]:
+        """The steps since the last time, in order; a line that is still being written is not."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._offset_bytes)
+                text = file.read()
+        except FileNotFoundError:
+            return []
+        whole = text[: text.rfind(b"\n") + 1]
+        self._offset_bytes += len(whole)
+        return [seen for line in whole.splitlines() if (seen := _seen(line)) is not None]
+
+
 def load_steps(path: Path) -> list[StepSeen]:
     """When all ranks had finished which step, in order; a line cut off in mid-write is left out."""
-    if not path.exists():
-        return []
-    steps: list[StepSeen] = []
-    for line in path.read_text().splitlines():
-        try:
-            entry = json.loads(line)
-        except json.JSONDecodeError:
-            continue
-        stalled_s = float(entry.get("stalled_s", 0.0))
-        steps.append(
-            StepSeen(int(entry["attempt"]), int(entry["step"]), float(entry["at_s"]), stalled_s)
-        )
-    return steps
+    return StepReader(path).read()
+
+
+def _seen(line: bytes) -> StepSeen | None:
+    try:
+        entry = json.loads(line)
+    except json.JSONDecodeError:
+        # An analyzer that was killed cut it off, and the next one wrote on.
+        return None
+    stalled_s = float(entry.get("stalled_s", 0.0))
+    return StepSeen(int(entry["attempt"]), int(entry["step"]), float(entry["at_s"]), stalled_s)

@@ -72,6 +72,11 @@ def clock(at_s: float) -> str:
     return f"{moment:%H:%M:%S}.{moment.microsecond // 10_000:02d}"
 
 
+def day(at_s: float) -> str:
+    """The date in UTC."""
+    return f"{datetime.fromtimestamp(at_s, UTC):%Y-%m-%d}"
+
+
 def details(record: IncidentRecord) -> str:
     """An incident so far, as Markdown for the workflow's current details."""
     lines = [f"**Incident {record.incident} of {record.job}: {record.outcome}**", ""]

@@ -163,6 +163,7 @@ class LocalRun:
             metrics_port=0 if self._options.metrics else None,
         )
         self._environment = {**os.environ, **self._settings.environment()}
+        self._folder.write_state(telemetry=[HOST, self._settings.telemetry_port])
         await self._guardian.start()
         client = await self._server()
         spec = self._spec.model_copy(update={"environment": {}})
