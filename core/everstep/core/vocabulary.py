@@ -114,6 +114,16 @@ class Outcome(StrEnum):
     RECOVERED = "recovered"
 
 
+class Notice(StrEnum):
+    """What somebody is told of an incident through a webhook."""
+
+    OPENED = "opened"
+    NEEDS_APPROVAL = "needs_approval"
+    CLOSED = "closed"
+    PAGED = "paged"
+    """A person is needed, or should know at once: a machine is missing, code was taken back."""
+
+
 class Observer(StrEnum):
     """Who raised an alert."""
 

@@ -92,7 +92,7 @@ def show_command(
     out.print(timeline_table(record))
     if record.climbs:
         out.print(climbs_table(record))
-    out.print(Text(summary_line(record)))
+    out.print(Text(story.summary(record)))
     for stacks in record.stacks:
         _show_stacks(stacks)
 
@@ -256,15 +256,3 @@ def _observer(entry: TimelineEntry) -> str | None:
     """Who raised the alert that an entry tells of; None for all other entries."""
     name = entry.text.partition(":")[0]
     return name if name in list(Observer) else None
-
-
-def summary_line(record: IncidentRecord) -> str:
-    """The incident in one line."""
-    parts = [f"{record.outcome.value}: {record.finding.reason}"]
-    if record.missing:
-        parts.append(f"waits: {record.missing}")
-    if record.first_step_at_s is not None:
-        parts.append(f"{record.first_step_at_s - record.fault_at_s:.2f} s to the first new step")
-    if record.restored_step is not None:
-        parts.append(f"restarted from step {record.restored_step}, {record.lost_steps} steps lost")
-    return "; ".join(parts)

@@ -100,6 +100,8 @@ class ResolveIncident:
         workflow.set_current_details(story.details(self._now.record))
         self._now.whole_ladder = workflow.patched("whole-ladder")
         self._now.takes_advice = workflow.patched("first-action")
+        self._now.pages.tells_all = workflow.patched("notices")
+        self._now.pages.opened()
         over = False
         while not over:
             try:
@@ -190,6 +192,7 @@ class ResolveIncident:
             "closed: another failure begins" if now.overtaken() else "closed: training is stable"
         )
         now.pages.drop()
+        now.pages.closed(story.summary(now.record))
         await now.story.archive()
         result = IncidentResult(
             record=now.record,
@@ -199,5 +202,7 @@ class ResolveIncident:
             codes=tuple(now.codes),
         )
         await now.tell_job("incident_closed", result)
+        if now.pages.tells_all:
+            await now.pages.settle()
         await workflow.wait_condition(workflow.all_handlers_finished)
         return result

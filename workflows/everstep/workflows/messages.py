@@ -9,7 +9,7 @@ from everstep.core.memory import CodeVersion, MachineHistory
 from everstep.core.model import Alert, Assignment, MachineInfo
 from everstep.core.record import IncidentRecord, TimelineEntry
 from everstep.core.updates import Settings, Update
-from everstep.core.vocabulary import Symptom
+from everstep.core.vocabulary import Notice, Symptom
 from everstep.spec.job import JobSpec
 
 MAX_EVENTS = 4_000
@@ -265,7 +265,7 @@ class AwaitStep:
 
 @dataclass(frozen=True, slots=True)
 class PageOrder:
-    """Call a person.
+    """Call a person, or tell a channel how an incident goes.
 
     Attributes:
         webhook: Environment variable of the controller that holds the address: it may be a secret,
@@ -277,6 +277,8 @@ class PageOrder:
         symptom: What was found.
         machines: At which the evidence points.
         story: The newest lines of the incident's story, oldest first.
+        event: What is told.
+        format: Of the request's body: `json`, which is this order, or `slack`.
     """
 
     webhook: str
@@ -287,6 +289,8 @@ class PageOrder:
     symptom: Symptom
     machines: tuple[str, ...]
     story: tuple[str, ...]
+    event: Notice = Notice.PAGED
+    format: str = "json"
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from everstep.core import ladder, memory, names
 from everstep.core.model import Alert, Assignment, MachineInfo
 from everstep.core.orders import MachineReport
 from everstep.core.record import Finding, IncidentRecord
-from everstep.core.vocabulary import Observer, Outcome, Rung, Spent, Symptom
+from everstep.core.vocabulary import Notice, Observer, Outcome, Rung, Spent, Symptom
 from everstep.workflows import paging
 from everstep.workflows.chronicle import Chronicle
 from everstep.workflows.inbox import Inbox
@@ -81,7 +81,7 @@ class Situation:
                 code_version=given.assignment.code_version,
             )
         )
-        self.pages = paging.Pages(self.story, given.job.spec.safety.webhook)
+        self.pages = paging.Pages(self.story, given.job.spec.safety, given.run)
         self.tell_alerts(given.alerts)
 
     @property
@@ -176,7 +176,7 @@ class Situation:
         if satisfied():
             return
         self.story.held(missing)
-        self.pages.send(missing)
+        self.pages.send(missing, Notice.NEEDS_APPROVAL if self._asked else Notice.PAGED)
         await self.story.archive()
         await workflow.wait_condition(lambda: satisfied() or self.overtaken())
         self.story.goes_on()

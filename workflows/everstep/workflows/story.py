@@ -77,6 +77,18 @@ def day(at_s: float) -> str:
     return f"{datetime.fromtimestamp(at_s, UTC):%Y-%m-%d}"
 
 
+def summary(record: IncidentRecord) -> str:
+    """The incident in one line."""
+    parts = [f"{record.outcome.value}: {record.finding.reason}"]
+    if record.missing:
+        parts.append(f"waits: {record.missing}")
+    if record.first_step_at_s is not None:
+        parts.append(f"{record.first_step_at_s - record.fault_at_s:.2f} s to the first new step")
+    if record.restored_step is not None:
+        parts.append(f"restarted from step {record.restored_step}, {record.lost_steps} steps lost")
+    return "; ".join(parts)
+
+
 def details(record: IncidentRecord) -> str:
     """An incident so far, as Markdown for the workflow's current details."""
     lines = [f"**Incident {record.incident} of {record.job}: {record.outcome}**", ""]
