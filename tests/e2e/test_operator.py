@@ -214,8 +214,10 @@ def watch_on_a_terminal(folder: Path) -> None:
 
     def read() -> str:
         nonlocal shown
-        if select.select([ours], [], [], 0.0)[0]:
-            shown += os.read(ours, 2**16).decode(errors="replace")
+        # Once the other side is closed there is nothing to read any more, which is an error here.
+        with suppress(OSError):
+            if select.select([ours], [], [], 0.0)[0]:
+                shown += os.read(ours, 2**16).decode(errors="replace")
         return shown
 
     try:

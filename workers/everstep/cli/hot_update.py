@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import getpass
 import json
 import re
@@ -12,13 +11,13 @@ from typing import Annotated, TypeVar
 
 import typer
 from rich.table import Table
-from temporalio.client import WorkflowHandle, WorkflowUpdateFailedError
-from temporalio.exceptions import ApplicationError
+from temporalio.client import WorkflowHandle
 
+from everstep.cli.asking import PATIENCE_S, ask
 from everstep.cli.console import out
 from everstep.cli.find import RunArgument, find_run, use_server_of
 from everstep.core import names
-from everstep.core.errors import InputError, PermanentError
+from everstep.core.errors import InputError
 from everstep.core.memory import version_of
 from everstep.core.updates import Update, UpdateState
 from everstep.workers import runtime
@@ -33,8 +32,6 @@ from everstep.workflows.messages import (
     UpdateAnswer,
     UpdateRequest,
 )
-
-PATIENCE_S = 10.0
 
 _UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -82,15 +79,19 @@ def hot_update_command(
         getpass.getuser(), directory, tuple(wanted), reason, urgent, window_s=window_s
     )
 
-    async def ask(handle: _Handle) -> UpdateAnswer:
-        return await handle.execute_update(RunJob.hot_update, request)  # pyright: ignore[reportUnknownMemberType]
+    async def send(handle: _Handle) -> tuple[UpdateAnswer, JobStatus]:
+        answer = await handle.execute_update(RunJob.hot_update, request)  # pyright: ignore[reportUnknownMemberType]
+        return answer, await handle.query(RunJob.status)
 
-    answer = _call(folder, ask)
+    answer, status = _call(folder, send)
     if answer.update is None:
         raise InputError("--code", "; ".join(answer.refused), "Nothing was stopped. Correct it.")
     when = f"it joins the next restart, at the latest in {window}"
     if urgent:
         when = "training stops for it now; see: everstep status"
+    elif status.active_incident is not None:
+        # Which may have restarted the job already, and wait for it to prove stable.
+        when += f"; incident {status.active_incident} is open, whose next restart it joins"
     out.print(f"{answer.update.text()}: accepted by all machines; {when}")
 
 
@@ -169,12 +170,7 @@ def _call(folder: RunFolder, act: Callable[[_Handle], Awaitable[T]]) -> T:
         workflow_id = names.job_workflow_id(folder.job())
         return await act(client.get_workflow_handle_for(RunJob.run, workflow_id))
 
-    try:
-        return asyncio.run(go())
-    except WorkflowUpdateFailedError as error:
-        cause = error.cause
-        said = cause.message if isinstance(cause, ApplicationError) else str(cause)
-        raise PermanentError(f"the job refuses: {said}") from error
+    return ask(go(), InputError(folder.job(), "it has ended", "Start another: everstep run SPEC."))
 
 
 def _table(status: JobStatus) -> Table:

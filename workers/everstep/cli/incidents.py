@@ -20,8 +20,9 @@ from temporalio.service import RPCError
 from everstep.activities.archive import load_incidents
 from everstep.activities.evidence import EvidenceStore
 from everstep.cli import html_page, incident_html
+from everstep.cli.asking import PATIENCE_S, ask
 from everstep.cli.console import complain, out
-from everstep.cli.find import RunArgument, find_run, use_server_of
+from everstep.cli.find import RunArgument, RunOption, find_run, use_server_of
 from everstep.cli.stack_view import show_grid
 from everstep.core import names
 from everstep.core.errors import EverstepError, InputError, TransientError
@@ -32,7 +33,7 @@ from everstep.workers.local.folder import RunFolder
 from everstep.workflows import story
 from everstep.workflows.incident import ResolveIncident
 from everstep.workflows.job import RunJob
-from everstep.workflows.messages import Approval
+from everstep.workflows.messages import Decision
 
 app = typer.Typer(
     help="Look at one incident, or let it go on.",
@@ -44,10 +45,6 @@ app = typer.Typer(
 _RECORDS = TypeAdapter(list[IncidentRecord])
 
 MAX_ALERTS_IN_A_ROW = 5
-
-RunOption = Annotated[
-    Path | None, typer.Option("--run", help="The run's folder; the newest one when left out.")
-]
 
 NumberArgument = Annotated[int, typer.Argument(help="Number of the incident, from 1.")]
 NoteOption = Annotated[str, typer.Option(help="Why, for the record.")]
@@ -133,10 +130,11 @@ def deny_command(incident: NumberArgument, run: RunOption = None, note: NoteOpti
 
 
 def _answer(incident: int, run: Path | None, note: str, yes: bool) -> str:
-    """Send a person's word to an incident that waits for one; the name of its job.
+    """Answer an incident that waits for a person; the name of its job.
 
     Raises:
-        InputError: There is no such incident, or it waits for nothing.
+        InputError: There is no such incident, it waits for nothing or for something else by now, or
+            somebody was quicker.
     """
     folder = find_run(run)
     record = _one(folder, incident)
@@ -148,16 +146,18 @@ def _answer(incident: int, run: Path | None, note: str, yes: bool) -> str:
         )
     use_server_of(folder)
     job = folder.job()
+    decision = Decision(yes, getpass.getuser(), note, record.missing)
+    # One that was closed since then.
+    over = InputError(f"incident {incident}", "it is over", "See: everstep incidents.")
 
     async def send() -> None:
-        client = await runtime.connect(5.0)
+        client = await runtime.connect(PATIENCE_S)
         handle = client.get_workflow_handle_for(
             ResolveIncident.run, names.incident_workflow_id(job, incident)
         )
-        word = Approval(getpass.getuser(), note)
-        await handle.signal(ResolveIncident.approve if yes else ResolveIncident.deny, word)
+        await handle.execute_update(ResolveIncident.decide, decision)  # pyright: ignore[reportUnknownMemberType]
 
-    asyncio.run(send())
+    ask(send(), over)
     return job
 
 

@@ -302,6 +302,24 @@ class Approval:
 
 
 @dataclass(frozen=True, slots=True)
+class Decision:
+    """A person's answer to the question that a held incident asks.
+
+    Attributes:
+        yes: Whether to go on past what holds it; else that is left out.
+        person: Who says so.
+        note: Why.
+        question: The question that was answered, as the incident's record has it (`missing`);
+            empty: whichever is open.
+    """
+
+    yes: bool
+    person: str
+    note: str = ""
+    question: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class UpdateRequest:
     """A change of code or arguments that a person asks for.
 
@@ -312,6 +330,7 @@ class UpdateRequest:
         reason: Why.
         urgent: Whether training is to stop for it at once.
         window_s: Seconds after which it is made though nothing else has stopped training, > 0.
+        set: The same as `settings`, as people write it by hand in Temporal's web UI; set after it.
     """
 
     author: str
@@ -320,6 +339,11 @@ class UpdateRequest:
     reason: str = ""
     urgent: bool = False
     window_s: float = DEFAULT_WINDOW_S
+    set: dict[str, str] = field(default_factory=dict[str, str])
+
+    def all_settings(self) -> Settings:
+        """What is set, however it was written."""
+        return (*self.settings, *self.set.items())
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,3 +373,10 @@ class UpdatesMade:
 
     numbers: tuple[int, ...]
     version: str
+
+
+@dataclass(frozen=True, slots=True)
+class UpdatesHeard:
+    """An incident has heard that these updates are withdrawn, and had not made them before."""
+
+    withdrawn: tuple[int, ...]
