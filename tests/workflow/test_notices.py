@@ -33,9 +33,7 @@ async def test_person_is_paged_once_though_the_first_try_fails(
     world = FakeWorld(8)
     with webhook(503, 200) as (address, posts):
         monkeypatch.setenv("TEST_WEBHOOK", address)
-        spec = patient(
-            safety={"webhook": "TEST_WEBHOOK", "webhook_events": CALLS}, standby={"count": 0}
-        )
+        spec = telling(patient(standby={"count": 0}), **CALLS)
         async with controlled(temporal_address, spec, world) as control:
             await assemble(control)
             await control.lose("m1")
@@ -55,9 +53,7 @@ async def test_webhook_that_refuses_does_not_hold_up_recovery(
     world = FakeWorld(8)
     with webhook(404) as (address, posts):
         monkeypatch.setenv("TEST_WEBHOOK", address)
-        spec = patient(
-            safety={"webhook": "TEST_WEBHOOK", "webhook_events": CALLS}, standby={"count": 0}
-        )
+        spec = telling(patient(standby={"count": 0}), **CALLS)
         async with controlled(temporal_address, spec, world) as control:
             await assemble(control)
             await control.lose("m1")
