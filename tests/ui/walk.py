@@ -93,15 +93,17 @@ class Operator:
         await self._page.keyboard.insert_text(data)
         # Left, the field puts its text in order and grows, which moves the button.
         await dialog.get_by_text("json/plain").click()
-        await self._picture(name)
+        await self._picture(name, dialog)
         await dialog.get_by_role("button", name="Submit").click()
         await dialog.wait_for(state="hidden")
 
-    async def _picture(self, name: str) -> None:
+    async def _picture(self, name: str, part: Any = None) -> None:
+        """Keep what is seen, or a part of it, under a name; nothing without one."""
         if self._pictures is not None and name:
             # Whatever unfolds has done so.
             await self._page.wait_for_timeout(1_000)
-            await self._page.screenshot(path=self._pictures / f"{name}.png")
+            seen = self._page if part is None else part
+            await seen.screenshot(path=self._pictures / f"{name}.png")
 
 
 @asynccontextmanager

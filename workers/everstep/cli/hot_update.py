@@ -63,6 +63,7 @@ def hot_update_command(
         str,
         typer.Option("--window", help="When to make it if nothing fails before: 90s, 30m, 24h."),
     ] = "24h",
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
     """Change the code or the arguments of a job that runs; joins the next restart, or --urgent.
 
@@ -86,6 +87,9 @@ def hot_update_command(
     answer, status = _call(folder, send)
     if answer.update is None:
         raise InputError("--code", "; ".join(answer.refused), "Nothing was stopped. Correct it.")
+    if as_json:
+        typer.echo(json.dumps(asdict(answer.update), indent=2))
+        return
     when = f"it joins the next restart, at the latest in {window}"
     if urgent:
         when = "training stops for it now; see: everstep status"
