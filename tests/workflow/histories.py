@@ -7,15 +7,20 @@ report, or the incident's record.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import statistics
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
+import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 from temporalio.api.enums.v1 import EventType
 from temporalio.api.history.v1 import HistoryEvent
 from temporalio.client import WorkflowHistory
+
+from everstep.core.model import StepSeen
 
 TESTS = ("checks", "replay")
 """Rungs that restart nothing."""
@@ -129,3 +134,48 @@ def _upserted(event: HistoryEvent, told: Told) -> tuple[int, str] | None:
         told.rungs.append(str(fields["EverstepRung"]))
         told.symptom = str(fields["EverstepSymptom"])
     return upsert.workflow_task_completed_event_id, str(fields.get("EverstepOutcome", ""))
+
+
+def productive_s(steps: Sequence[StepSeen], usual_s: float) -> float:
+    """Time of steps that were done for the first time, by their own moments."""
+    newest, sum_s = 0, 0.0
+    before: StepSeen | None = None
+    for seen in steps:
+        if seen.step > newest:
+            newest = seen.step
+            whole = before is not None and before.attempt == seen.attempt
+            gap_s = float("inf") if before is None else seen.at_s - before.at_s
+            took_s = gap_s if whole else min(gap_s, usual_s)
+            sum_s += took_s if seen.stalled_s < took_s / 100 else max(0.0, took_s - seen.stalled_s)
+        before = seen
+    return sum_s
+
+
+def compare(
+    found: dict[str, Any], told: Sequence[Told], steps: Sequence[StepSeen], near_s: float
+) -> None:
+    """Assert that a report (`everstep report --json`) says what histories and steps do."""
+    symptoms = {one["symptom"]: one for one in found["symptoms"]}
+    assert {name: one["incidents"] for name, one in symptoms.items()} == Counter(
+        one.symptom for one in told
+    )
+    assert dict(found["mechanisms"]) == Counter(one.mechanism for one in told)
+    for name, one in symptoms.items():
+        assert dict(one["rungs"]) == Counter(e.mechanism for e in told if e.symptom == name)
+    usual_s = statistics.median(
+        b.at_s - a.at_s
+        for a, b in pairwise(steps)
+        if (b.attempt, b.step) == (a.attempt, a.step + 1)
+    )
+    wall_s = found["to_s"] - found["from_s"]
+    assert found["ettr"] == pytest.approx(productive_s(steps, usual_s) / wall_s, abs=1e-6)
+    kinds = ("detect", "locate", "restart", "held", "update")
+    lost_s = dict.fromkeys(kinds, 0.0)
+    for incident_ in told:
+        wished = incident_.mechanism == "update"
+        for kind, sum_s in incident_.lost_s.items():
+            lost_s["update" if wished and kind != "held" else kind] += sum_s
+        # Its last moments are the first step itself, and training.
+        lost_s["update" if wished else "restart"] -= usual_s
+    for kind in kinds:
+        assert found["spent"][kind] == pytest.approx(lost_s[kind], abs=near_s), kind
