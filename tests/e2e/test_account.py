@@ -1,8 +1,9 @@
-"""A whole run with six incidents and a dead controller: its report adds up, and is what happened."""
+"""A whole run with six incidents and a dead controller: its report is what happened."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import subprocess
 from collections.abc import Sequence
@@ -33,6 +34,14 @@ FAULTS = (
 )
 
 
+async def connect(address: str) -> Client:
+    """Its port is open a little before it serves."""
+    while True:
+        with contextlib.suppress(RuntimeError):
+            return await Client.connect(address)
+        await asyncio.sleep(0.1)
+
+
 def fetch(database: Path, identifiers: Sequence[str]) -> list[WorkflowHistory]:
     """Histories of an ended run, from a server on its database."""
     port = ports.free_port(HOST)
@@ -44,12 +53,7 @@ def fetch(database: Path, identifiers: Sequence[str]) -> list[WorkflowHistory]:
 
     async def all_of_them() -> list[WorkflowHistory]:
         async with asyncio.timeout(60):
-            while True:
-                try:
-                    client = await Client.connect(f"{HOST}:{port}")
-                    break
-                except RuntimeError:
-                    await asyncio.sleep(0.1)
+            client = await connect(f"{HOST}:{port}")
             handles = [client.get_workflow_handle(one) for one in identifiers]
             return [await handle.fetch_history() for handle in handles]
 
