@@ -16,8 +16,9 @@ import pytest
 
 from everstep.activities.archive import FileArchive
 from everstep.cli import commands
-from everstep.core.vocabulary import Outcome
+from everstep.core.vocabulary import Outcome, Spent
 from everstep.spec.job import JobSpec
+from everstep.workers.account import Account
 from everstep.workers.local.folder import RunFolder
 from everstep.workflows.job import RunJob
 from everstep.workflows.messages import UpdateRequest
@@ -95,6 +96,17 @@ def told_by_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> dict[st
     return dict(json.loads(capsys.readouterr().out))
 
 
+async def account_of(control: Control) -> dict[Spent, float]:
+    """The ledger as the analyzer keeps it."""
+    account = Account(control.world.seen)
+    following = asyncio.create_task(account.follow(control.client, control.spec.name))
+    async with asyncio.timeout(control.patience_s):
+        while not account.spent():
+            await asyncio.sleep(0.05)
+    following.cancel()
+    return account.spent()
+
+
 async def test_the_report_is_what_the_histories_say(
     temporal_address: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -103,6 +115,7 @@ async def test_the_report_is_what_the_histories_say(
     spec = JobSpec.model_validate(fields)
     async with controlled(temporal_address, spec, world, most_incidents=6) as control:
         await live(control)
+        metered = await account_of(control)
         from_s, to_s = histories.job_times(await control.handle.fetch_history())
         told: list[Told] = []
         for number in range(1, 7):
@@ -131,3 +144,6 @@ async def test_the_report_is_what_the_histories_say(
     histories.compare(found, told, world.seen, near_s=6 * NEAR_S)
     assert dict(found["mechanisms"]) == {"evict": 3, "reattempt": 2, "update": 1}
     assert found["spent"]["held"] > 0
+    # What the analyzer's metrics say, who sees one step after the other.
+    for kind in ("detect", "locate", "restart", "held", "update", "productive", "redone"):
+        assert metered[Spent(kind)] == pytest.approx(found["spent"][kind], abs=0.5), kind

@@ -12,7 +12,6 @@ from importlib import import_module
 from typing import Any, cast
 
 import typer
-from click.shell_completion import CompletionItem
 from typer.core import TyperCommand, TyperGroup
 
 from everstep.cli.console import complain
@@ -54,12 +53,6 @@ class LazyGroup(TyperGroup):
         """The command of that name, loaded; None when there is none."""
         place = COMMANDS.get(cmd_name)
         return None if place is None else _load(cmd_name, place)
-
-    def shell_complete(self, ctx: Any, incomplete: str) -> list[CompletionItem]:
-        """Names that begin like this, with no module loaded for them; or options."""
-        if incomplete.startswith("-"):
-            return super().shell_complete(ctx, incomplete)
-        return [CompletionItem(name) for name in COMMANDS if name.startswith(incomplete)]
 
 
 def _load(name: str, place: str) -> TyperCommand | TyperGroup:
