@@ -114,7 +114,7 @@ def curve(run: Run) -> list[str]:
 def _spent(policies: Policies) -> Section:
     total_s = policies.days * 86_400
     kinds = policies.own[0].spent
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for kind in kinds:
         seconds = statistics.fmean(run.spent[kind] for run in policies.own)
         rows.append((kind.value, f"{seconds:.0f}", f"{seconds / total_s:.2%}"))
@@ -134,7 +134,7 @@ def _table_4(policies: Policies) -> Section:
     flat = [{"|".join(key): share for key, share in run.table_4.items()} for run in policies.own]
     means = compare.mean_of([*flat])
     keys = [*means, *(key for key in map("|".join, TABLE_4) if key not in means)]
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for key in keys:
         mechanism, category = key.split("|")
         dense, moe = TABLE_4.get((mechanism, category), (None, None))
@@ -152,7 +152,7 @@ def _table_4(policies: Policies) -> Section:
 
 
 def _table_6(policies: Policies) -> Section:
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for symptom in sorted({symptom for run in policies.own for symptom in run.symptoms}):
         costs = [run.symptoms[symptom] for run in policies.own if symptom in run.symptoms]
         mean, worst = TABLE_6.get(symptom, (None, None))
@@ -192,7 +192,7 @@ def _machines(policies: Policies) -> Section:
 
 
 def _side_by_side(policies: Policies) -> Section:
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for name, runs in policies.runs.items():
         ahead = compare.ahead(policies.own, runs)
         apart = not compare.ettr(runs).overlaps(compare.ettr(policies.own))
