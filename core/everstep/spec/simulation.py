@@ -329,3 +329,12 @@ def one_rank_a_machine(layout: Layout) -> Layout:
     if layout.tp != layout.gpus_per_machine or layout.wide_kinds[:1] != ("tp",):
         return layout
     return replace(layout, tp=1, gpus_per_machine=1)
+
+
+def spec_of_one_rank_a_machine(spec: JobSpec) -> JobSpec:
+    """The same job with that layout."""
+    layout = one_rank_a_machine(spec.layout())
+    if layout.gpus_per_machine == spec.gpus_per_machine:
+        return spec
+    parallelism = spec.parallelism.model_copy(update={"tp": 1})
+    return spec.model_copy(update={"gpus_per_machine": 1, "parallelism": parallelism})

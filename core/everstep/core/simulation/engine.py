@@ -97,7 +97,7 @@ def simulate(
         strike = world.notice()
         record, follows, now_s = recover(job, len(met) + 1, strike, now_s)
         met.append(Met(record, strike))
-        missed += world.is_in_job(strike.trouble)
+        missed += world.is_in_job()
         if progress is not None:
             progress(min(1.0, now_s / end_s))
         strike = follows or world.strike
@@ -112,7 +112,7 @@ def begin(world: World) -> Job:
     num_slots = world.setting.layout.num_machines
     agenda = Agenda(world, [(0.0, name) for name in machines[num_slots:]])
     codes = memory.with_version(list(EARLIER), FIRST_VERSION, FIRST_VERSION)
-    start_s = world.takes_s("start", world.setting.durations.start)
+    start_s = world.restart_s("start", world.setting.durations.start, 0)
     world.begin(1, machines[:num_slots], FIRST_VERSION, 0, start_s)
     return Job(world, agenda, codes, FIRST_VERSION)
 

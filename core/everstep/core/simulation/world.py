@@ -306,10 +306,11 @@ class World:
         self.guilty.update(culprits)
         return trouble
 
-    def is_in_job(self, trouble: Trouble) -> bool:
-        """Whether a machine that has it still holds a slot."""
-        of_machine = trouble.fault.cause is Cause.MACHINE
-        return of_machine and not trouble.mended and self._is_there(trouble)
+    def is_in_job(self) -> bool:
+        """Whether a machine that has what was noticed last still holds a slot."""
+        trouble = self.trouble
+        of_machine = trouble is not None and trouble.fault.cause is Cause.MACHINE
+        return of_machine and trouble is not None and self._is_there(trouble)
 
     def _is_there(self, trouble: Trouble) -> bool:
         """Whether what caused it is still part of the job."""
