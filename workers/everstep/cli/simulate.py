@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.progress import Progress
@@ -18,11 +19,12 @@ from everstep.core.errors import InputError
 from everstep.core.simulation.engine import Run, simulate
 from everstep.core.simulation.faults import Fault, draw_faults
 from everstep.core.simulation.figures import Figures, figures, page_report
-from everstep.core.simulation.setting import Choices, Durations, Setting
+from everstep.core.simulation.setting import Choices, Durations, Method, Setting
 from everstep.spec.job import JobSpec
 from everstep.spec.load import read_spec
 from everstep.spec.load_simulation import check_times, load_durations, load_policy, load_stream
-from everstep.spec.simulation import StreamSpec, setting
+from everstep.spec.simulation import StreamSpec, setting, spec_of_one_rank_a_machine
+from everstep.workers.simulation.run import Given, simulate as simulate_with_workflows
 
 MOST_DAYS = 3650.0
 
@@ -56,6 +58,17 @@ def simulate_command(
         int, typer.Option("--seeds", metavar="N", help="Times to run, each with faults of its own.")
     ] = 1,
     first_seed: Annotated[int, typer.Option("--seed", help="The first seed.")] = 1,
+    engine: Annotated[
+        Literal["counted", "workflows"],
+        typer.Option(
+            "--engine",
+            help="counted: a clock that is only counted up. workflows: the real workflows, on a"
+            " server that skips time; minutes, for one seed and the job's own policy or one other.",
+        ),
+    ] = "counted",
+    kills: Annotated[
+        int, typer.Option("--kills", metavar="N", help="Times to kill the workflows' controller.")
+    ] = 0,
     html: Annotated[
         Path | None,
         typer.Option("--html", metavar="FILE", help="One page that needs no network, for others."),
@@ -145,6 +158,34 @@ def _run(given: Setting, faults: Sequence[Fault], progress: Progress, bar: Any) 
     run = simulate(given, faults, tell)
     tell(1.0)
     return run
+
+
+def _run_workflows(
+    job: JobSpec,
+    stream: StreamSpec | Sequence[Fault],
+    times: Durations,
+    choices: Sequence[Choices],
+    seeds: Sequence[int],
+    days: float,
+    kills: int,
+) -> tuple[Run, dict[str, list[Figures]]]:
+    """One run through the real workflows."""
+    [choice] = choices
+    if len(seeds) > 1:
+        raise InputError("--seeds", f"{len(seeds)} runs take too long", "Leave it out.")
+    if choice.method is not Method.LADDER or choice.retry_first:
+        what = f"policy {choice.name!r} is not what the workflows do"
+        raise InputError("--policy", what, "Leave --engine out.")
+    small = spec_of_one_rank_a_machine(job)
+    faults = faults_of(stream, job.machines, days, seeds[0])
+    with Progress(console=err, transient=True) as progress:
+        bar = progress.add_task("simulating", total=1.0)
+        given = Given(
+            small, kills=kills, progress=lambda ratio: progress.update(bar, completed=ratio)
+        )
+        given_setting = setting(small, times, choice, seeds[0], days)
+        run = asyncio.run(simulate_with_workflows(given_setting, faults, given))
+    return run, {choice.name: [figures(run)]}
 
 
 def _write(path: Path, first: Run, policies: Policies) -> None:
