@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from temporalio.api.common.v1 import Payload
 from temporalio.contrib.pydantic import pydantic_data_converter
+from temporalio.converter import CompositePayloadConverter
 
 from everstep.core.orders import MachineReport, ShardCopy
 from everstep.workers.payloads import DATA_CONVERTER, ENCODING, LEGIBLE_BYTES
@@ -36,6 +37,16 @@ async def test_large_ones_come_back_from_a_tenth() -> None:
     assert payload.metadata["encoding"] == ENCODING
     assert len(payload.data) < len(plain.data) / 10
     assert await DATA_CONVERTER.decode([payload], [MachineReports]) == [given]
+
+
+def test_readers_of_types_are_made_once_a_process() -> None:
+    """A converter is made for each workflow; pydantic takes 60 ms for what reads a batch."""
+    one, other = (DATA_CONVERTER.payload_converter_class() for _ in range(2))
+    encoding = "json/plain"
+    assert isinstance(one, CompositePayloadConverter)
+    assert isinstance(other, CompositePayloadConverter)
+    assert one is not other
+    assert one.converters[encoding.encode()] is other.converters[encoding.encode()]
 
 
 async def test_what_was_written_before_is_read() -> None:

@@ -15,8 +15,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from temporalio.api.common.v1 import Payload
-from temporalio.contrib.pydantic import pydantic_data_converter
-from temporalio.converter import PayloadCodec
+from temporalio.contrib.pydantic import (
+    PydanticJSONPlainPayloadConverter,
+    pydantic_data_converter,
+)
+from temporalio.converter import (
+    CompositePayloadConverter,
+    DefaultPayloadConverter,
+    JSONPlainPayloadConverter,
+    PayloadCodec,
+)
 
 ENCODING = b"binary/everstep-xz"
 """Wire format: histories are read for as long as they are kept."""
@@ -67,5 +75,26 @@ def _unpacked(payload: Payload) -> Payload:
     return Payload.FromString(data)
 
 
-DATA_CONVERTER = replace(pydantic_data_converter, payload_codec=LargeOnes())
+_JSON = PydanticJSONPlainPayloadConverter(max_cached_type_adapters=128)
+
+
+class Json(CompositePayloadConverter):
+    """pydantic's converter, with readers of types that are made once a process.
+
+    A workflow's instance has a converter of its own. Readers of its types, made anew for each, take
+    longer than all else in a workflow that orders a batch.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(
+            *(
+                _JSON if isinstance(usual, JSONPlainPayloadConverter) else usual
+                for usual in DefaultPayloadConverter.default_encoding_payload_converters
+            )
+        )
+
+
+DATA_CONVERTER = replace(
+    pydantic_data_converter, payload_converter_class=Json, payload_codec=LargeOnes()
+)
 """What every client, worker and replay of ours uses."""

@@ -51,7 +51,8 @@ class OrderMachines:
             batch.job,
             kind,
             list(zip(batch.machines, kind.orders(batch), strict=True)),
-            self._gone.__contains__,
+            # Only who is to stop is known to be gone before its order has failed.
+            self._gone.__contains__ if batch.stop else ordering.nobody,
             batch.at_once,
         )
         refused = tuple(answer for answer in found if isinstance(answer, Refusal))

@@ -286,7 +286,7 @@ async def _in_batch(
         orders,
         id=identifier,
         result_type=MachineReports,
-        task_timeout=options.WORKFLOW_TASK_TIMEOUT,
+        task_timeout=options.workflow_task_timeout(orders.at_once),
         cancellation_type=kind.cancellation,
         static_summary=f"{kind.name}: {machines[0]} to {machines[-1]}",
     )
