@@ -64,6 +64,10 @@ class FakeWorld:
     """Whether ranks stand elsewhere each time that they are asked."""
     unheard: set[str] = field(default_factory=set[str])
     """Machines that cannot say where their ranks stand."""
+    refused_code: set[str] = field(default_factory=set[str])
+    """Folders of code that cannot run on machines that come from now on."""
+    checks_last: bool = False
+    """Whether checks on them end only when they are cut off."""
     training: bool = True
     """Whether ranks make progress by themselves once all of an attempt run."""
 
@@ -102,7 +106,7 @@ class FakeMachine:
         self.copies: dict[int, int] = {}
         self.exits: list[RankExit] = []
         self.refuses_to_start = False
-        self.refuses_code: set[str] = set()
+        self.refuses_code: set[str] = set(world.refused_code)
         """Folders of code that cannot run here."""
         self.storage_error = ""
         self.orders: list[StartOrder] = []
@@ -115,6 +119,8 @@ class FakeMachine:
         """What it says of each trial that it takes part in."""
         self.fails_alone = False
         """Whether those that replay with it wait for it for ever."""
+        self.checks_last = world.checks_last
+        """Whether its checks end only when they are cut off."""
         self.bad_links: set[str] = set()
         """Machines to which its links are bad."""
         self._checked: dict[CheckOrder, CheckResult] = {}
@@ -200,6 +206,8 @@ class FakeMachine:
             raise PermanentError(f"ranks of attempt {order.attempt} run here: stop them first")
         if order not in self._checked:
             self.world.effects.append(Effect(f"check.{order.check}", self.name, order.attempt))
+            if self.checks_last:
+                await asyncio.Event().wait()
             bad = {
                 info.machine
                 for info in order.peers

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import asdict
 from datetime import timedelta
 from typing import Annotated, Any
 
@@ -73,10 +74,27 @@ def _print_machines(found: dict[str, Any]) -> None:
     if found["phase"] in _BEFORE_TRAINING:
         out.print(f"machines that are ready: {', '.join(found['standbys']) or 'none yet'}")
     elif found["slots"]:
-        out.print(f"standbys: {', '.join(found['standbys']) or 'none'}")
+        out.print(f"standbys: {', '.join(found['standbys']) or 'none'}{_standby_text(found)}")
         out.print(f"evicted: {', '.join(found['evicted']) or 'none'}")
     for machine in found["barred"]:
         out.print(f"{machine} was evicted too often to join by itself: everstep machine admit")
+
+
+def _standby_text(found: dict[str, Any]) -> str:
+    """How many there should be and why, and who is on the way."""
+    plan = found["standby_plan"]
+    if plan is None:
+        return ""
+    text = f" (of {plan['wanted']} wanted"
+    if (rate := plan["failure_rate_per_day"]) is not None:
+        text += (
+            f", at {rate:.3g} failures a machine and day; own history: {plan['failures']} in"
+            f" {plan['machine_days']:.3g} machine-days"
+        )
+    text += ")"
+    if plan["arriving"]:
+        text += f"; being tested: {', '.join(plan['arriving'])}"
+    return text + (f"; asked the cluster for {plan['asked_for']}" if plan["asked_for"] else "")
 
 
 async def describe(folder: RunFolder) -> dict[str, Any]:
@@ -95,6 +113,7 @@ async def describe(folder: RunFolder) -> dict[str, Any]:
         "slots": state.get("slots", []),
         "standbys": state.get("standbys", []),
         "evicted": state.get("evicted", []),
+        "standby_plan": state.get("standby_plan"),
         "barred": [],
         "incidents": len(list(folder.incidents.glob("*.json"))),
         "active_incident": None,
@@ -132,6 +151,7 @@ async def ask(folder: RunFolder) -> dict[str, Any]:
         "started_at_s": status.started_at_s,
         "slots": slots,
         "standbys": [info.machine for info in status.pool],
+        "standby_plan": None if status.standbys is None else asdict(status.standbys),
         "evicted": list(status.evicted),
         "barred": list(status.barred),
         "incidents": status.incidents,
