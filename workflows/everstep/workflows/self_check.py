@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 
 from temporalio import workflow
-from temporalio.exceptions import ActivityError
+from temporalio.exceptions import ActivityError, is_cancelled_exception
 
 from everstep.core import names
 from everstep.core.model import MachineInfo
@@ -78,5 +79,7 @@ async def _answer(job: JobInput, info: MachineInfo, order: CheckOrder) -> tuple[
             ),
         )
     except ActivityError as error:
+        if is_cancelled_exception(error):
+            raise asyncio.CancelledError from error
         return Verdict.UNOBSERVABLE, f"no answer: {restart.why(error)}"
     return result.verdict, result.detail

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from temporalio import workflow
-from temporalio.exceptions import ActivityError
+from temporalio.exceptions import ActivityError, is_cancelled_exception
 
 from everstep.core import memory, names, updates
 from everstep.core.memory import CodeVersion
@@ -55,6 +55,8 @@ async def _prepare(job: str, order: PrepareOrder, info: MachineInfo) -> PrepareR
             ),
         )
     except ActivityError as error:
+        if is_cancelled_exception(error):
+            raise asyncio.CancelledError from error
         return PrepareReport(info.machine, "", f"could not tell: {restart.why(error)}")
 
 
