@@ -74,13 +74,13 @@ def _print_machines(found: dict[str, Any]) -> None:
     if found["phase"] in _BEFORE_TRAINING:
         out.print(f"machines that are ready: {', '.join(found['standbys']) or 'none yet'}")
     elif found["slots"]:
-        out.print(f"standbys: {', '.join(found['standbys']) or 'none'}{_standby_text(found)}")
+        out.print(f"standbys: {', '.join(found['standbys']) or 'none'}{standby_text(found)}")
         out.print(f"evicted: {', '.join(found['evicted']) or 'none'}")
     for machine in found["barred"]:
         out.print(f"{machine} was evicted too often to join by itself: everstep machine admit")
 
 
-def _standby_text(found: dict[str, Any]) -> str:
+def standby_text(found: dict[str, Any]) -> str:
     """How many there should be and why, and who is on the way."""
     plan = found["standby_plan"]
     if plan is None:
