@@ -90,7 +90,7 @@ def everstep(folder: Path) -> tuple[list[float], int]:
         "machines": MACHINES,
         "gpus_per_machine": RANKS // MACHINES,
         "parallelism": {**SIZES, "order": "tp-pp-dp"},
-        "standby": {"count": 0},
+        "standby": {"count": 0, "refill": False},
         "ladder": {"probation_steps": 2, "probation_s": 0.5},
     }
     spec_file, run = folder / "job.yaml", folder / "run"

@@ -13,31 +13,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Coroutine
 from datetime import timedelta
 
 from temporalio import workflow
 from temporalio.exceptions import ActivityError, is_cancelled_exception
 
-from everstep.core import memory, standby, updates
+from everstep.core import memory, updates
 from everstep.core.model import MachineInfo
-from everstep.core.standby import Seen
 from everstep.workflows import options, restart, self_check
 from everstep.workflows.messages import (
     EvictOrder,
     JobInput,
     JobState,
-    MachineRequest,
-    Requested,
     StandbyStatus,
 )
 from everstep.workflows.ports import ClusterPort
-
-DAY_S = 86_400.0
-
-COMES_WITHIN_S = 900.0
-"""A machine that was asked for and has not joined by then is asked for again."""
+from everstep.workflows.shortfall import Shortfall
 
 NO_INCIDENT = 0
 """What an eviction of a machine without a slot names for its incident."""
@@ -67,7 +59,7 @@ class Standbys:
         self._note = note
         self._on_ready = on_ready
         self._work: dict[str, asyncio.Task[None]] = {}
-        self._wanted = job.spec.standby_count()
+        self._shortfall = Shortfall(job, state, note)
         self._looked_at: tuple[int | None, float | None] = (None, None)
 
     @property
@@ -80,7 +72,7 @@ class Standbys:
     async def arrive(self, machine: MachineInfo) -> None:
         """A machine has joined: it counts once it has passed its tests."""
         self._drop(lambda info: info.machine == machine.machine)
-        self._state.requested = _one_less(self._state.requested)
+        self._shortfall.one_came()
         # Before the first start nobody can say yet who will be a standby.
         if self._cares and self._state.assignment is not None and self._job.spec.standby.self_check:
             self._state.arriving.append(machine)
@@ -90,9 +82,7 @@ class Standbys:
 
     def expect(self, count: int) -> None:
         """So many standbys that are on their way anyhow have not come yet."""
-        if count > 0:
-            now_s = workflow.now().timestamp()
-            self._state.requested = [*self._state.requested, Requested(0, now_s, count)]
+        self._shortfall.expect(count)
 
     def gone(self, name: str | None, until_s: float | None = None) -> None:
         """A machine is lost, or is certain of a fault of its own.
@@ -106,7 +96,7 @@ class Standbys:
             lambda info: info.machine == name and not (until_s and info.joined_at_s > until_s)
         )
         if len(self._state.arriving) < arriving:
-            self._count_refusal()
+            self._shortfall.one_was_refused()
 
     def release(self) -> None:
         """An incident begins: nobody waits for the test of a machine that may be claimed now."""
@@ -115,14 +105,14 @@ class Standbys:
 
     def status(self) -> StandbyStatus:
         """How many there should be, why, and who is on the way."""
-        seen = self._seen()
+        seen = self._shortfall.seen()
         return StandbyStatus(
             wanted=self._job.spec.standby_count(seen),
             failure_rate_per_day=self._job.spec.standby.rate(seen),
             failures=seen.failures,
             machine_days=seen.machine_days,
             arriving=tuple(info.machine for info in self._state.arriving),
-            asked_for=sum(one.count for one in self._state.requested),
+            asked_for=self._shortfall.asked_for(),
         )
 
     # --- Its own life -----------------------------------------------------------------------------
@@ -141,10 +131,11 @@ class Standbys:
             return
         while True:
             self._reap()
-            self._wanted = self._job.spec.standby_count(self._seen())
             for info in self._untested():
                 self._begin(f"test {info.machine}", self._admit(info))
-            self._ask_for_missing()
+            if (request := self._shortfall.request()) is not None:
+                work = self._shortfall.ask(request)
+                self._begin(f"request {request.number}", work, effect=True)
             if self._round_is_due():
                 self._begin(_ROUND, self._test_round())
             await self._wait()
@@ -173,18 +164,17 @@ class Standbys:
         return (
             any(task.done() for task in self._work.values())
             or bool(self._untested())
-            or (self._lacking() > 0 and self._may_ask())
+            or self._shortfall.is_due()
             or (self._state.active, self._next_due_s()) != self._looked_at
         )
 
     def _next_due_s(self) -> float | None:
         """When something is to be done though nothing happens."""
-        due = [one.at_s + COMES_WITHIN_S for one in self._state.requested]
-        if self._lacking() > 0 and not self._may_ask():
-            due.append(self._ask_from_s())
-        if self._may_test_round():
-            due.append(self._round_from_s())
-        return min(due, default=None)
+        due = [
+            self._shortfall.next_due_s(),
+            self._round_from_s() if self._may_test_round() else None,
+        ]
+        return min((at_s for at_s in due if at_s is not None), default=None)
 
     def _begin(self, name: str, work: Coroutine[None, None, None], effect: bool = False) -> None:
         self._work[name] = asyncio.create_task(work, name="effect" if effect else name)
@@ -258,7 +248,7 @@ class Standbys:
         self._state.machines = memory.after_refusal(
             self._state.machines, info.machine, now_s, finding
         )
-        self._count_refusal()
+        self._shortfall.one_was_refused()
         self._note(finding)
         self._begin(f"evict {info.machine}", self._evict(info, finding), effect=True)
 
@@ -272,85 +262,9 @@ class Standbys:
         except ActivityError as error:
             self._note(f"{info.machine} could not be evicted: {restart.why(error)}")
 
-    def _count_refusal(self) -> None:
-        self._state.refused += 1
-        self._state.refused_at_s = workflow.now().timestamp()
-
     def _drop(self, is_it: Callable[[MachineInfo], bool]) -> None:
         self._state.pool = [info for info in self._state.pool if not is_it(info)]
         for info in [info for info in self._state.arriving if is_it(info)]:
             self._state.arriving = [known for known in self._state.arriving if known != info]
             if (test := self._work.pop(f"test {info.machine}", None)) is not None:
                 test.cancel()
-
-    # --- Machines that are missing ----------------------------------------------------------------
-
-    def _seen(self) -> Seen:
-        """Failures and machine-days of this job; standbys' days are too few to count."""
-        began_s, now_s = self._state.started_at_s, workflow.now().timestamp()
-        days = 0.0 if began_s is None else max(0.0, now_s - began_s) / DAY_S
-        return Seen(memory.num_failures(self._state.machines), days * self._job.spec.machines)
-
-    def _lacking(self) -> int:
-        """Machines that are missing and have not been asked for: standbys only in calm times."""
-        state, assignment = self._state, self._state.assignment
-        if assignment is None or not self._job.spec.standby.refill:
-            return 0
-        held = sum(1 for info in assignment.slots if info.machine not in state.out)
-        present = held + len(state.pool) + len(state.in_test) + len(state.arriving)
-        standbys = self._wanted if state.active is None else 0
-        coming = sum(one.count for one in state.requested)
-        return self._job.spec.machines + standbys - present - coming
-
-    def _ask_from_s(self) -> float:
-        return self._state.refused_at_s + standby.pause_s(self._state.refused)
-
-    def _may_ask(self) -> bool:
-        return workflow.now().timestamp() >= self._ask_from_s()
-
-    def _ask_for_missing(self) -> None:
-        now_s = workflow.now().timestamp()
-        for late in [o for o in self._state.requested if now_s >= o.at_s + COMES_WITHIN_S]:
-            self._state.requested = [one for one in self._state.requested if one != late]
-            self._note(f"{_machines(late.count)} that the cluster was asked for did not come")
-        count = self._lacking()
-        if count <= 0 or not self._may_ask():
-            return
-        self._state.num_requests += 1
-        number = self._state.num_requests
-        self._state.requested = [*self._state.requested, Requested(number, now_s, count)]
-        reason = "slots are vacant and no standby is left"
-        if self._state.active is None:
-            reason = f"{len(self._state.pool)} of {self._wanted} standbys are left"
-        self._note(f"asked the cluster for {_machines(count)}: {reason}")
-        request = MachineRequest(
-            self._job.spec.name,
-            workflow.info().first_execution_run_id,
-            number,
-            count,
-            self._job.spec.machines + self._wanted,
-            reason,
-        )
-        self._begin(f"request {number}", self._request(request), effect=True)
-
-    async def _request(self, request: MachineRequest) -> None:
-        try:
-            await workflow.execute_activity_method(
-                ClusterPort.request_machines,
-                request,
-                **options.REQUEST_MACHINES.config(f"ask for {_machines(request.count)}"),
-            )
-        except ActivityError as error:
-            self._note(f"the cluster could not be asked for machines: {restart.why(error)}")
-
-
-def _machines(count: int) -> str:
-    return "1 machine" if count == 1 else f"{count} machines"
-
-
-def _one_less(requested: Sequence[Requested]) -> list[Requested]:
-    """What is still to come after one machine has."""
-    if not requested:
-        return []
-    first = replace(requested[0], count=requested[0].count - 1)
-    return [*([first] if first.count else []), *requested[1:]]
