@@ -33,7 +33,9 @@ from benchmarks.results import Result, conclude
 SIZES = {"tp": 2, "pp": 4, "dp": 4}
 RANKS = 32
 MACHINES = 8
-SHAPE = "--layers 4 --width 32 --context 32 --batch 16 --step-time-s 1.0".split()
+SHAPE = [
+    "--layers", "4", "--width", "32", "--context", "32", "--batch", "16", "--step-time-s", "1.0",
+]  # fmt: skip
 STEPS = 100_000
 TIMES = 3
 RESUBMISSIONS = 2
