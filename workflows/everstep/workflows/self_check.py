@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 
-from temporalio import workflow
-from temporalio.exceptions import ActivityError, is_cancelled_exception
-
-from everstep.core import names
 from everstep.core.model import MachineInfo
 from everstep.core.orders import CheckOrder
 from everstep.core.vocabulary import Check, Verdict
-from everstep.workflows import options, restart, updating
+from everstep.workflows import ordering, updating
+from everstep.workflows.batches import Refusal
 from everstep.workflows.messages import JobInput
-from everstep.workflows.ports import CheckPort
 
 CHECKS = (Check.GPU, Check.MACHINE)
 """What a machine can find out about itself alone."""
@@ -36,7 +31,7 @@ async def lacks_code(
     """
     looked_at: list[str] = []
     while missing := [one for one in directories() if one not in looked_at]:
-        _, problems = await updating.prepare(job.spec.name, missing[0], [info])
+        _, problems = await updating.prepare(job, missing[0], [info])
         if problems:
             return f"code: {problems[0].removeprefix(f'{info.machine}: ')}"
         looked_at.append(missing[0])
@@ -69,17 +64,9 @@ async def fails_tests(
 
 
 async def _answer(job: JobInput, info: MachineInfo, order: CheckOrder) -> tuple[Verdict, str]:
-    try:
-        result = await workflow.execute_activity_method(
-            CheckPort.check,
-            order,
-            **options.check(order.deadline_s).config(
-                f"{order.check} test of {info.machine}, which has no slot",
-                names.machine_queue(job.spec.name, info.machine),
-            ),
-        )
-    except ActivityError as error:
-        if is_cancelled_exception(error):
-            raise asyncio.CancelledError from error
-        return Verdict.UNOBSERVABLE, f"no answer: {restart.why(error)}"
-    return result.verdict, result.detail
+    [answer] = await ordering.order(
+        job.spec.name, job.machines_per_batch, ordering.CHECK, [(info.machine, order)]
+    )
+    if isinstance(answer, Refusal):
+        return Verdict.UNOBSERVABLE, f"no answer: {answer.reason}"
+    return answer.verdict, answer.detail

@@ -13,7 +13,7 @@ from temporalio.exceptions import ActivityError
 
 from everstep.core import memory, standby
 from everstep.core.standby import Seen
-from everstep.workflows import options, restart
+from everstep.workflows import options, ordering
 from everstep.workflows.messages import JobInput, JobState, MachineRequest, Requested
 from everstep.workflows.ports import ClusterPort
 
@@ -104,7 +104,7 @@ class Shortfall:
                 **options.REQUEST_MACHINES.config(f"ask for {_machines(request.count)}"),
             )
         except ActivityError as error:
-            self._note(f"the cluster could not be asked for machines: {restart.why(error)}")
+            self._note(f"the cluster could not be asked for machines: {ordering.why(error)}")
 
     def _lacking(self) -> int:
         """Machines that are missing and not on their way."""

@@ -21,7 +21,7 @@ from temporalio.exceptions import ActivityError, is_cancelled_exception
 
 from everstep.core import memory, updates
 from everstep.core.model import MachineInfo
-from everstep.workflows import options, restart, self_check
+from everstep.workflows import options, ordering, self_check
 from everstep.workflows.messages import (
     EvictOrder,
     JobInput,
@@ -260,7 +260,7 @@ class Standbys:
                 **options.EVICT.config(f"evict {info.machine}: {finding}"),
             )
         except ActivityError as error:
-            self._note(f"{info.machine} could not be evicted: {restart.why(error)}")
+            self._note(f"{info.machine} could not be evicted: {ordering.why(error)}")
 
     def _drop(self, is_it: Callable[[MachineInfo], bool]) -> None:
         self._state.pool = [info for info in self._state.pool if not is_it(info)]

@@ -163,7 +163,7 @@ class UpdateDesk(ABC):
         version, problems = "", list[str]()
         while not problems and (machines := [i for i in self._machines() if i not in looked]):
             looked += machines
-            version, problems = await updating.prepare(self._job.spec.name, directory, machines)
+            version, problems = await updating.prepare(self._job, directory, machines)
         return version, problems
 
     def _machines(self) -> list[MachineInfo]:

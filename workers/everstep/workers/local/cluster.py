@@ -280,7 +280,7 @@ class LocalRun:
                     args=[job, None],
                     id=workflow_id,
                     task_queue=names.CONTROLLER_QUEUE,
-                    task_timeout=workflow_options.WORKFLOW_TASK_TIMEOUT,
+                    task_timeout=workflow_options.workflow_task_timeout(self._spec.machines),
                     search_attributes=story.job_attributes(self._spec.name),
                     static_summary=f"Training job {self._spec.name}",
                 )
