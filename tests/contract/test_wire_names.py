@@ -106,6 +106,7 @@ def test_workflow_signal_and_query_names_are_pinned() -> None:
             "push_update",
             "ranks_finished",
             "report_alerts",
+            "updates_heard",
             "updates_made",
         ],
         "queries": ["status"],
@@ -129,7 +130,7 @@ def test_workflow_signal_and_query_names_are_pinned() -> None:
             "updates",
         ],
         "queries": ["record"],
-        "updates": [],
+        "updates": ["decide"],
     }
 
 
