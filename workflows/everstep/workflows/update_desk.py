@@ -27,8 +27,8 @@ from everstep.workflows.messages import (
     UpdatesMade,
 )
 
-HEARD_WITHIN = timedelta(seconds=10)
-"""How long an incident takes at most to hear something: a workflow task, on a starved host."""
+HEARD_WITHIN = timedelta(seconds=30)
+"""How long an incident takes at most to hear something: milliseconds, but on a starved host."""
 
 Told = MachineInfo | CopyDamaged | list[Alert] | list[Update] | None
 """What a job passes on to its open incident."""
