@@ -82,7 +82,7 @@ class Measured:
 
     Attributes:
         machines: How many.
-        first_start_s: From the last machine's word to a first step.
+        first_start_s: From the machines' word that they are there to a first step.
         restart_s: From the alert to a first step.
         checks_s: From the choice of the rung to its verdict.
         storm_s: From the first alert until an incident is open.
@@ -311,7 +311,7 @@ async def takeover_s(bench: Bench) -> float:
 async def measure(bench: Bench, machines: int) -> Measured:
     """All that is measured at one number of machines."""
     joined_s = await bench.tell("join")
-    await phase(bench, "training")
+    await bench.tell("begin")
     first_start_s = time.time() - joined_s
     await bench.tell("train")
     before = bench.usage()

@@ -238,7 +238,9 @@ async def main(job: str, machines: int, standbys: int) -> int:
         print("ready", flush=True)
         while word := (await asyncio.to_thread(sys.stdin.readline)).strip():
             what, _, name = word.partition(" ")
-            if what == "train":
+            if what == "begin":
+                await cluster.wait_for_step(1, 1)
+            elif what == "train":
                 await cluster.train()
             elif what == "lose":
                 fleet.lose(name)

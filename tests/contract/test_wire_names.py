@@ -105,6 +105,7 @@ def test_workflow_signal_and_query_names_are_pinned() -> None:
             "push_update",
             "ranks_finished",
             "report_alerts",
+            "updates_heard",
             "updates_made",
         ],
         "queries": ["status"],
@@ -128,7 +129,7 @@ def test_workflow_signal_and_query_names_are_pinned() -> None:
             "updates",
         ],
         "queries": ["record"],
-        "updates": [],
+        "updates": ["decide"],
     }
 
 

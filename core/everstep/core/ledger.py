@@ -18,6 +18,10 @@ from everstep.core.model import StepSeen
 from everstep.core.record import IncidentRecord, Mark
 from everstep.core.vocabulary import Rung, Spent
 
+SHORTEST_STALL = 0.01
+"""Share of a step from which on standing still for a checkpoint is told apart from the step. Less
+is nothing that a report could be precise about, and would cut every step in two."""
+
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
@@ -48,7 +52,8 @@ def ledger(
 
     A step counts as productive the first time that all ranks finish it. The first step of an
     attempt lasts as long as a usual one (the median); what is before that is the restart. What
-    ranks had done of a step when they failed is done again.
+    ranks had done of a step when they failed is done again. Where in a step training stood for a
+    checkpoint is not known: it is put at its end.
 
     Args:
         steps: In order of time, over all attempts.
@@ -69,10 +74,19 @@ def ledger(
         if seen.attempt != attempt:
             began_s = max(before, at_s - usual_s)
             stretches += _gap(told, before, began_s, attempt is None)
-        stretches.append(Stretch(began_s, at_s, spent))
+        stretches += step_stretches(seen, spent, began_s, at_s)
         before, attempt = at_s, seen.attempt
     stretches += _gap(told, before, to_s, attempt is None)
     return _joined(stretch for stretch in stretches if stretch.length_s > 0)
+
+
+def step_stretches(seen: StepSeen, spent: Spent, began_s: float, at_s: float) -> list[Stretch]:
+    """The step itself, and the time in it in which training stood for a checkpoint."""
+    stalled_s = min(seen.stalled_s, at_s - began_s)
+    if stalled_s <= 0 or stalled_s < SHORTEST_STALL * (at_s - began_s):
+        return [Stretch(began_s, at_s, spent)]
+    stood_s = max(began_s, at_s - stalled_s)
+    return [Stretch(began_s, stood_s, spent), Stretch(stood_s, at_s, Spent.CHECKPOINT)]
 
 
 def totals(stretches: Iterable[Stretch]) -> dict[Spent, float]:
@@ -93,6 +107,20 @@ def ratio(stretches: Sequence[Stretch], from_s: float, to_s: float) -> float:
     return productive_s / (to_s - from_s) if to_s > from_s else 0.0
 
 
+def gap(
+    incidents: Sequence[IncidentRecord], from_s: float, to_s: float, first: bool
+) -> list[Stretch]:
+    """What happened between two attempts, or before the first, or after the last.
+
+    Args:
+        incidents: Those whose marks may lie in between; others do no harm.
+        from_s: Its begin.
+        to_s: Its end.
+        first: Whether no step had been made before.
+    """
+    return _gap(_told(incidents), from_s, to_s, first)
+
+
 _Told = Sequence[tuple[float, Mark, IncidentRecord]]
 
 
@@ -103,7 +131,6 @@ def _told(incidents: Sequence[IncidentRecord]) -> _Told:
 
 
 def _gap(told: _Told, from_s: float, to_s: float, first: bool) -> list[Stretch]:
-    """What happened between two attempts, or before the first, or after the last."""
     begin = bisect.bisect_left(told, from_s, key=lambda mark: mark[0])
     end = bisect.bisect_left(told, to_s, key=lambda mark: mark[0])
     marks = [(at_s, mark.spent, record) for at_s, mark, record in told[begin:end]]
