@@ -64,6 +64,7 @@ def ledger(
     stretches: list[Stretch] = []
     newest, before = 0, from_s
     attempt: int | None = None
+    since_s: float | None = None
     for seen in steps:
         at_s = min(max(seen.at_s, before), to_s)
         spent = Spent.PRODUCTIVE if seen.step > newest else Spent.REDONE
@@ -71,10 +72,11 @@ def ledger(
         began_s = before
         if seen.attempt != attempt:
             began_s = max(before, at_s - usual_s)
-            stretches += gap(incidents, before, began_s, attempt is None)
+            stretches += gap(incidents, before, began_s, since_s)
+            since_s = at_s
         stretches += step_stretches(seen, spent, began_s, at_s)
         before, attempt = at_s, seen.attempt
-    stretches += gap(incidents, before, to_s, attempt is None)
+    stretches += gap(incidents, before, to_s, since_s)
     return _joined(stretch for stretch in stretches if stretch.length_s > 0)
 
 
@@ -106,15 +108,15 @@ def ratio(stretches: Sequence[Stretch], from_s: float, to_s: float) -> float:
 
 
 def gap(
-    incidents: Sequence[IncidentRecord], from_s: float, to_s: float, first: bool
+    incidents: Sequence[IncidentRecord], from_s: float, to_s: float, since_s: float | None
 ) -> list[Stretch]:
     """What happened between two attempts, or before the first, or after the last.
 
     Args:
         incidents: Those whose marks may lie in between; others do no harm.
-        from_s: Its begin.
+        from_s: Its begin: the last step of the attempt before.
         to_s: Its end.
-        first: Whether no step had been made before.
+        since_s: The first step of the attempt before; None when there was none.
     """
     marks = [
         (mark.at_s, mark.spent, record)
@@ -125,9 +127,10 @@ def gap(
     marks.sort(key=lambda mark: mark[0])
     # Until somebody saw the fault, the ranks did what is lost now, or had not begun.
     edges: list[tuple[float, Spent, int | None]] = [
-        (from_s, Spent.START if first else Spent.REDONE if marks else Spent.END, None)
+        (from_s, Spent.START if since_s is None else Spent.REDONE if marks else Spent.END, None)
     ]
-    for at_s, spent, record in marks:
+    seen = None if since_s is None else _seen_before(incidents, since_s, from_s, to_s)
+    for at_s, spent, record in [*([] if seen is None else [seen]), *marks]:
         wished = spent is not Spent.HELD and _only_updated(record, from_s, to_s)
         edges.append((at_s, Spent.UPDATE if wished else spent, record.incident))
     edges.append((to_s, Spent.END, None))
@@ -135,6 +138,24 @@ def gap(
         Stretch(begin_s, end_s, spent, incident)
         for (begin_s, spent, incident), (end_s, _, _) in itertools.pairwise(edges)
     ]
+
+
+def _seen_before(
+    incidents: Sequence[IncidentRecord], since_s: float, from_s: float, to_s: float
+) -> tuple[float, Spent, IncidentRecord] | None:
+    """What an incident was at already when the ranks made their last step.
+
+    Ranks whose loss is NaN go on until they are stopped, and so does a job whose code is changed.
+    """
+    found: list[tuple[float, Spent, IncidentRecord]] = []
+    for record in incidents:
+        goes_on = any(from_s <= mark.at_s < to_s for mark in record.marks)
+        if goes_on or (record.closed_at_s is None and record.first_step_at_s is None):
+            found += [(m.at_s, m.spent, record) for m in record.marks if since_s <= m.at_s < from_s]
+    if not found:
+        return None
+    _, spent, record = max(found, key=lambda mark: mark[0])
+    return from_s, spent, record
 
 
 def _only_updated(record: IncidentRecord, from_s: float, to_s: float) -> bool:
