@@ -8,13 +8,14 @@ Paper: ByteRobust, section 8.1.3 (ETTR). The paper reports the ratio; the classe
 
 from __future__ import annotations
 
+import bisect
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from everstep.core.ettr import usual_step_s
 from everstep.core.model import StepSeen
-from everstep.core.record import IncidentRecord
+from everstep.core.record import IncidentRecord, Mark
 from everstep.core.vocabulary import Rung, Spent
 
 SHORTEST_STALL = 0.01
@@ -61,6 +62,7 @@ def ledger(
         to_s: When it ended, or now.
     """
     usual_s = usual_step_s(steps)
+    told = _told(incidents)
     stretches: list[Stretch] = []
     newest, before = 0, from_s
     attempt: int | None = None
@@ -72,11 +74,11 @@ def ledger(
         began_s = before
         if seen.attempt != attempt:
             began_s = max(before, at_s - usual_s)
-            stretches += gap(incidents, before, began_s, since_s)
+            stretches += _gap(told, before, began_s, since_s)
             since_s = at_s
         stretches += step_stretches(seen, spent, began_s, at_s)
         before, attempt = at_s, seen.attempt
-    stretches += gap(incidents, before, to_s, since_s)
+    stretches += _gap(told, before, to_s, since_s)
     return _joined(stretch for stretch in stretches if stretch.length_s > 0)
 
 
@@ -118,19 +120,27 @@ def gap(
         to_s: Its end.
         since_s: The first step of the attempt before; None when there was none.
     """
-    marks = [
-        (mark.at_s, mark.spent, record)
-        for record in incidents
-        for mark in record.marks
-        if from_s <= mark.at_s < to_s
-    ]
-    marks.sort(key=lambda mark: mark[0])
+    return _gap(_told(incidents), from_s, to_s, since_s)
+
+
+_Told = Sequence[tuple[float, Mark, IncidentRecord]]
+
+
+def _told(incidents: Sequence[IncidentRecord]) -> _Told:
+    """What incidents say that time went into, by time."""
+    marks = [(mark.at_s, mark, record) for record in incidents for mark in record.marks]
+    return sorted(marks, key=lambda mark: mark[0])
+
+
+def _gap(told: _Told, from_s: float, to_s: float, since_s: float | None) -> list[Stretch]:
+    marks = [(at_s, mark.spent, record) for at_s, mark, record in _between(told, from_s, to_s)]
     # Until somebody saw the fault, the ranks did what is lost now, or had not begun.
     edges: list[tuple[float, Spent, int | None]] = [
         (from_s, Spent.START if since_s is None else Spent.REDONE if marks else Spent.END, None)
     ]
-    seen = None if since_s is None else _seen_before(incidents, since_s, from_s, to_s)
-    for at_s, spent, record in [*([] if seen is None else [seen]), *marks]:
+    if since_s is not None:
+        marks = _seen_before(told, since_s, from_s, [record for *_, record in marks]) + marks
+    for at_s, spent, record in marks:
         wished = spent is not Spent.HELD and _only_updated(record, from_s, to_s)
         edges.append((at_s, Spent.UPDATE if wished else spent, record.incident))
     edges.append((to_s, Spent.END, None))
@@ -140,22 +150,25 @@ def gap(
     ]
 
 
+def _between(told: _Told, from_s: float, to_s: float) -> _Told:
+    begin = bisect.bisect_left(told, from_s, key=lambda mark: mark[0])
+    end = bisect.bisect_left(told, to_s, key=lambda mark: mark[0])
+    return told[begin:end]
+
+
 def _seen_before(
-    incidents: Sequence[IncidentRecord], since_s: float, from_s: float, to_s: float
-) -> tuple[float, Spent, IncidentRecord] | None:
-    """What an incident was at already when the ranks made their last step.
+    told: _Told, since_s: float, from_s: float, going_on: Sequence[IncidentRecord]
+) -> list[tuple[float, Spent, IncidentRecord]]:
+    """What an incident was at already when the ranks made their last step, if one was.
 
     Ranks whose loss is NaN go on until they are stopped, and so does a job whose code is changed.
     """
-    found: list[tuple[float, Spent, IncidentRecord]] = []
-    for record in incidents:
-        goes_on = any(from_s <= mark.at_s < to_s for mark in record.marks)
-        if goes_on or (record.closed_at_s is None and record.first_step_at_s is None):
-            found += [(m.at_s, m.spent, record) for m in record.marks if since_s <= m.at_s < from_s]
-    if not found:
-        return None
-    _, spent, record = max(found, key=lambda mark: mark[0])
-    return from_s, spent, record
+    numbers = {record.incident for record in going_on}
+    for _, mark, record in reversed(_between(told, since_s, from_s)):
+        is_open = record.closed_at_s is None and record.first_step_at_s is None
+        if is_open or record.incident in numbers:
+            return [(from_s, mark.spent, record)]
+    return []
 
 
 def _only_updated(record: IncidentRecord, from_s: float, to_s: float) -> bool:
