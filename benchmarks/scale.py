@@ -47,6 +47,7 @@ from everstep.spec.job import JobSpec
 from everstep.workers import runtime
 from everstep.workers.local import ports, server
 from everstep.workers.local.folder import RunFolder
+from everstep.workers.local.leash import leashed
 from everstep.workers.payloads import DATA_CONVERTER
 from everstep.workers.settings import WorkerSettings
 from everstep.workflows import options, story
@@ -411,7 +412,9 @@ async def main(sizes: list[int]) -> int:
             database = folder / f"{machines}.db"
             command = server.command(server.find_binary(), database, HOST, port, None)
             quiet = asyncio.subprocess.DEVNULL
-            process = await asyncio.create_subprocess_exec(*command, stdout=quiet, stderr=quiet)
+            process = await asyncio.create_subprocess_exec(
+                *leashed(command), stdout=quiet, stderr=quiet
+            )
             try:
                 server.use(f"{HOST}:{port}")
                 client = await runtime.connect(PATIENCE_S)
