@@ -18,8 +18,8 @@ def test_a_batch_or_less_has_the_time_outs_of_the_table() -> None:
 
 def test_the_last_of_many_has_as_much_time_as_a_single_one() -> None:
     amid = options.STOP.amid(1_200)
-    assert (amid.schedule_to_start, amid.heartbeat) == (seconds(5 + 6), seconds(2 + 6))
-    assert (amid.start_to_close, amid.schedule_to_close) == (seconds(10 + 6), seconds(15 + 12))
+    assert (amid.schedule_to_start, amid.heartbeat) == (seconds(5 + 24), seconds(2 + 24))
+    assert (amid.start_to_close, amid.schedule_to_close) == (seconds(10 + 24), seconds(15 + 48))
 
 
 def test_what_is_unlimited_stays_so() -> None:
