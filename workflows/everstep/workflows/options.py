@@ -45,11 +45,11 @@ def workflow_task_timeout(machines: int) -> timedelta:
 
 
 TURN_A_MACHINE = timedelta(milliseconds=20)
-"""An order takes a server 4 ms a machine on two cores that it shares with controller and agents, and
-on a starved host several times that. What a time-out of a few seconds says of one machine it must
-not say of whoever is served last: 7 innocent ones of 360 were evicted with 5 ms. That an agent is
-lost is known by its analyzer at once, however long the time-out; and heartbeats of a thousand every
-second would keep the server from the orders themselves."""
+"""An order takes a server 4 ms a machine on two cores that it shares with controller and agents,
+and on a starved host several times that. What a time-out of a few seconds says of one machine it
+must not say of whoever is served last: with 5 ms, 7 innocent ones of 360 were evicted. That an
+agent is lost its analyzer knows at once, however long the time-out; and heartbeats of a thousand
+every second would keep the server from the orders themselves."""
 
 
 MAX_SUMMARY_CHARS = 200
