@@ -407,7 +407,7 @@ async def main(sizes: list[int]) -> int:
     found: list[Measured] = []
     for machines in sizes:
         with tempfile.TemporaryDirectory(prefix="everstep-scale-") as name:
-            folder = Path(os.environ.get("SCALE_KEEP", name))
+            folder = Path(name)
             port = ports.free_port(HOST)
             database = folder / f"{machines}.db"
             command = server.command(server.find_binary(), database, HOST, port, None)
