@@ -8,13 +8,14 @@ Paper: ByteRobust, section 8.1.3 (ETTR). The paper reports the ratio; the classe
 
 from __future__ import annotations
 
+import bisect
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from everstep.core.ettr import usual_step_s
 from everstep.core.model import StepSeen
-from everstep.core.record import IncidentRecord
+from everstep.core.record import IncidentRecord, Mark
 from everstep.core.vocabulary import Rung, Spent
 
 SHORTEST_STALL = 0.01
@@ -61,6 +62,7 @@ def ledger(
         to_s: When it ended, or now.
     """
     usual_s = usual_step_s(steps)
+    told = _told(incidents)
     stretches: list[Stretch] = []
     newest, before = 0, from_s
     attempt: int | None = None
@@ -71,10 +73,10 @@ def ledger(
         began_s = before
         if seen.attempt != attempt:
             began_s = max(before, at_s - usual_s)
-            stretches += gap(incidents, before, began_s, attempt is None)
+            stretches += _gap(told, before, began_s, attempt is None)
         stretches += step_stretches(seen, spent, began_s, at_s)
         before, attempt = at_s, seen.attempt
-    stretches += gap(incidents, before, to_s, attempt is None)
+    stretches += _gap(told, before, to_s, attempt is None)
     return _joined(stretch for stretch in stretches if stretch.length_s > 0)
 
 
@@ -116,13 +118,22 @@ def gap(
         to_s: Its end.
         first: Whether no step had been made before.
     """
-    marks = [
-        (mark.at_s, mark.spent, record)
-        for record in incidents
-        for mark in record.marks
-        if from_s <= mark.at_s < to_s
-    ]
-    marks.sort(key=lambda mark: mark[0])
+    return _gap(_told(incidents), from_s, to_s, first)
+
+
+_Told = Sequence[tuple[float, Mark, IncidentRecord]]
+
+
+def _told(incidents: Sequence[IncidentRecord]) -> _Told:
+    """What incidents say that time went into, by time."""
+    marks = [(mark.at_s, mark, record) for record in incidents for mark in record.marks]
+    return sorted(marks, key=lambda mark: mark[0])
+
+
+def _gap(told: _Told, from_s: float, to_s: float, first: bool) -> list[Stretch]:
+    begin = bisect.bisect_left(told, from_s, key=lambda mark: mark[0])
+    end = bisect.bisect_left(told, to_s, key=lambda mark: mark[0])
+    marks = [(at_s, mark.spent, record) for at_s, mark, record in told[begin:end]]
     # Until somebody saw the fault, the ranks did what is lost now, or had not begun.
     edges: list[tuple[float, Spent, int | None]] = [
         (from_s, Spent.START if first else Spent.REDONE if marks else Spent.END, None)

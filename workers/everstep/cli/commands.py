@@ -21,6 +21,7 @@ COMMANDS: Mapping[str, str] = {
     "run": "run:run_command",
     "plan": "plan:plan_command",
     "spec": "spec:spec_command",
+    "simulate": "simulate:simulate_command",
     "status": "status:status_command",
     "check": "check:check_command",
     "ui": "ui:ui_command",

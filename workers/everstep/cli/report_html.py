@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from html import escape
+from typing import Protocol
 
 from everstep.cli.html_page import document, table
 from everstep.core.record import IncidentRecord
@@ -27,12 +28,34 @@ _COLOURS = {
 }
 
 
-def page(found: Report, incidents: Sequence[IncidentRecord]) -> str:
+class Section(Protocol):
+    """A further table."""
+
+    @property
+    def title(self) -> str:
+        """Its title."""
+        ...
+
+    @property
+    def heads(self) -> Sequence[str]:
+        """What its columns are called."""
+        ...
+
+    @property
+    def rows(self) -> Iterable[Sequence[str]]:
+        """Its cells, as text."""
+        ...
+
+
+def page(
+    found: Report, incidents: Sequence[IncidentRecord], sections: Iterable[Section] = ()
+) -> str:
     """The whole page.
 
     Args:
         found: The run's figures.
         incidents: Its incidents, by number.
+        sections: Tables to show before the single incidents.
     """
     wall_s = found.to_s - found.from_s
     body = [
@@ -53,6 +76,10 @@ def page(found: Report, incidents: Sequence[IncidentRecord]) -> str:
             ],
         ),
     ]
+    for section in sections:
+        rows = [[escape(cell) for cell in row] for row in section.rows]
+        heads = [escape(head) for head in section.heads]
+        body += [f"<h2>{escape(section.title)}</h2>", _table(heads, rows)]
     if incidents:
         body += [
             "<h2>Incidents by symptom</h2>",

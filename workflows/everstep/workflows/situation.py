@@ -74,6 +74,8 @@ class Situation:
         """False in incidents that were opened before there were checks, rollback and replay."""
         self.takes_advice = True
         """False in incidents that were opened before the ladder heard what ranks had said."""
+        self.evicts_again = True
+        """False in incidents that were opened before a machine could be evicted a second time."""
         self._asked = False
         self._may_deny = False
         self._word: bool | None = None
@@ -259,6 +261,7 @@ class Situation:
             unavailable=self._unavailable(),
             approved=approved,
             updates=len(self.updates),
+            returned=self.record.returned if self.evicts_again else (),
         )
 
     def _unavailable(self) -> dict[Rung, str]:
