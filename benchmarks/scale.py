@@ -40,6 +40,7 @@ from temporalio.worker import Replayer
 
 from benchmarks.results import Result, conclude
 from everstep.activities.archive import load_incidents
+from everstep.agent.leash import leashed
 from everstep.core import names
 from everstep.core.record import IncidentRecord
 from everstep.core.vocabulary import Outcome, Rung
@@ -47,7 +48,6 @@ from everstep.spec.job import JobSpec
 from everstep.workers import runtime
 from everstep.workers.local import ports, server
 from everstep.workers.local.folder import RunFolder
-from everstep.workers.local.leash import leashed
 from everstep.workers.payloads import DATA_CONVERTER
 from everstep.workers.settings import WorkerSettings
 from everstep.workflows import options, story
