@@ -40,6 +40,7 @@ from temporalio.worker import Replayer
 
 from benchmarks.results import Result, conclude
 from everstep.activities.archive import load_incidents
+from everstep.agent.leash import leashed
 from everstep.core import names
 from everstep.core.record import IncidentRecord
 from everstep.core.vocabulary import Outcome, Rung
@@ -406,12 +407,14 @@ async def main(sizes: list[int]) -> int:
     found: list[Measured] = []
     for machines in sizes:
         with tempfile.TemporaryDirectory(prefix="everstep-scale-") as name:
-            folder = Path(os.environ.get("SCALE_KEEP", name))
+            folder = Path(name)
             port = ports.free_port(HOST)
             database = folder / f"{machines}.db"
             command = server.command(server.find_binary(), database, HOST, port, None)
             quiet = asyncio.subprocess.DEVNULL
-            process = await asyncio.create_subprocess_exec(*command, stdout=quiet, stderr=quiet)
+            process = await asyncio.create_subprocess_exec(
+                *leashed(command), stdout=quiet, stderr=quiet
+            )
             try:
                 server.use(f"{HOST}:{port}")
                 client = await runtime.connect(PATIENCE_S)
