@@ -32,6 +32,7 @@ from everstep.core.progress import StepBoard
 from everstep.core.stacks.dump import Answer, RankTrace
 from everstep.core.trial import ReplayOrder, ReplayReport
 from everstep.core.vocabulary import Check, Verdict
+from everstep.workflows.messages import MachineRequest
 from tests.unit import stack_texts
 
 
@@ -51,6 +52,8 @@ class FakeWorld:
     world_size: int
     board: StepBoard = field(init=False)
     effects: list[Effect] = field(default_factory=list[Effect])
+    requests: list[MachineRequest] = field(default_factory=list[MachineRequest])
+    """For machines that the job lacks, in order."""
     machines: dict[str, FakeMachine] = field(default_factory=dict[str, "FakeMachine"])
     stored: list[StoredCheckpoint] = field(default_factory=list[StoredCheckpoint])
     damaged: set[str] = field(default_factory=set[str])
@@ -61,6 +64,10 @@ class FakeWorld:
     """Whether ranks stand elsewhere each time that they are asked."""
     unheard: set[str] = field(default_factory=set[str])
     """Machines that cannot say where their ranks stand."""
+    refused_code: set[str] = field(default_factory=set[str])
+    """Folders of code that cannot run on machines that come from now on."""
+    checks_last: bool = False
+    """Whether checks on them end only when they are cut off."""
     training: bool = True
     """Whether ranks make progress by themselves once all of an attempt run."""
 
@@ -106,7 +113,7 @@ class FakeMachine:
         """Where it is not set, a stop order is carried out when it is."""
         self.may_stop.set()
         self.refuses_to_start = False
-        self.refuses_code: set[str] = set()
+        self.refuses_code: set[str] = set(world.refused_code)
         """Folders of code that cannot run here."""
         self.storage_error = ""
         self.orders: list[StartOrder] = []
@@ -119,6 +126,8 @@ class FakeMachine:
         """What it says of each trial that it takes part in."""
         self.fails_alone = False
         """Whether those that replay with it wait for it for ever."""
+        self.checks_last = world.checks_last
+        """Whether its checks end only when they are cut off."""
         self.bad_links: set[str] = set()
         """Machines to which its links are bad."""
         self._checked: dict[CheckOrder, CheckResult] = {}
@@ -205,6 +214,8 @@ class FakeMachine:
             raise PermanentError(f"ranks of attempt {order.attempt} run here: stop them first")
         if order not in self._checked:
             self.world.effects.append(Effect(f"check.{order.check}", self.name, order.attempt))
+            if self.checks_last:
+                await asyncio.Event().wait()
             bad = {
                 info.machine
                 for info in order.peers

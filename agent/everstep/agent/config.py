@@ -38,6 +38,8 @@ class MachineConfig:
         storage: The storage tier, or None.
         replicated: Keys of the state whose tensors are equal on all ranks of a DP group, and kept
             once in it.
+        prepare: What makes a code version ready, run in a copy of it; empty: nothing has to.
+        prepare_timeout_s: How long that may take, > 0.
     """
 
     job: str
@@ -60,6 +62,8 @@ class MachineConfig:
     cgroup: str = ""
     storage: StoragePolicy | None = None
     replicated: tuple[str, ...] = ()
+    prepare: tuple[str, ...] = ()
+    prepare_timeout_s: float = 600.0
 
     @property
     def owner(self) -> str:

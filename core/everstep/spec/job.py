@@ -13,7 +13,7 @@ from everstep.core.groups import Layout
 from everstep.core.ladder import Policy
 from everstep.core.placement import BackupPlan, backup_placement, no_backup
 from everstep.core.replay import scheme_for
-from everstep.core.standby import standby_count
+from everstep.core.standby import NOTHING_SEEN, Seen, standby_count
 from everstep.core.vocabulary import Rung
 from everstep.spec.policies import (
     PAPER_FAILURE_RATE_PER_DAY,
@@ -155,11 +155,15 @@ class JobSpec(SpecPart):
             order=self.parallelism.dimensions(),
         )
 
-    def standby_count(self) -> int:
-        """Number of machines to keep warm."""
+    def standby_count(self, seen: Seen = NOTHING_SEEN) -> int:
+        """Number of machines to keep warm.
+
+        Args:
+            seen: What the job has seen of failures itself.
+        """
         if self.standby.count is not None:
             return self.standby.count
-        rate, quantile = self.standby.failure_rate_per_day, self.standby.quantile
+        rate, quantile = self.standby.rate(seen), self.standby.quantile
         return standby_count(
             self.machines,
             PAPER_FAILURE_RATE_PER_DAY if rate is None else rate,

@@ -78,6 +78,8 @@ def machine_config(name: str, given: settings.WorkerSettings, spec: JobSpec) -> 
         step_pattern=spec.detection.step_pattern,
         storage=None if spec.checkpoint.storage is None else spec.checkpoint.storage.policy(),
         replicated=tuple(spec.checkpoint.replicated),
+        prepare=tuple(spec.code.prepare),
+        prepare_timeout_s=spec.code.prepare_timeout_s,
     )
 
 

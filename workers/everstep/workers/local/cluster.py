@@ -183,7 +183,10 @@ class LocalRun:
     def _write_spec(self, code: Path) -> None:
         """Keep the spec as it is now, for processes that may start when its code has moved."""
         spec = self._spec.model_dump(mode="json", exclude_unset=True)
-        spec["code"] = {"directory": str(code)}
+        # What prepares a version prepares this copy, too.
+        spec["code"] = {**spec["code"], "directory": str(code)}
+        for source in ("git", "ref", "previous"):
+            spec["code"].pop(source, None)
         self._folder.spec.touch(mode=0o600)
         text = yaml.safe_dump(spec, sort_keys=False)  # pyright: ignore[reportUnknownMemberType]
         self._folder.spec.write_text(text)
@@ -363,6 +366,7 @@ class LocalRun:
             self._folder.write_state(
                 slots=list(slots),
                 standbys=[info.machine for info in status.pool],
+                standby_plan=None if status.standbys is None else asdict(status.standbys),
                 evicted=list(status.evicted),
                 job_started_at_s=status.started_at_s,
                 notes=[[note.at_s, note.text] for note in status.notes],
@@ -446,9 +450,14 @@ class LocalRun:
                 )
 
     async def _take_requests(self) -> None:
+        """Add a machine for each request; one that comes twice was taken the first time."""
+        taken: set[str] = set()
         while True:
             for request in sorted(self._folder.requests.iterdir()):
                 request.unlink()
+                if request.name in taken:
+                    continue
+                taken.add(request.name)
                 machine = await self._add_machine()
                 self._narrator.say(f"machine {machine} added on request; it is getting ready")
             await asyncio.sleep(LOOK_EVERY_S)
