@@ -50,6 +50,7 @@ from everstep.workflows.messages import (
     AwaitStep,
     EvictOrder,
     JudgeOrder,
+    MachineRequest,
     PageOrder,
     UpdateRequest,
 )
@@ -142,7 +143,7 @@ class SimulatedCluster(
         return [
             self.let_happen, self.answer, self.stop, self.restore, self.look_at_storage, self.start,
             self.prepare, self.check, self.replay, self.trace, self.judge, self.await_step,
-            self.evict, self.save_incident, self.page,
+            self.evict, self.request_machines, self.save_incident, self.page,
         ]  # fmt: skip
 
     def disturb(self, kill: Callable[[], None], times: int, faults: int) -> None:
@@ -319,6 +320,10 @@ class SimulatedCluster(
         info = info_of(name, joins_s + self.from_s)
         self._at(joins_s, lambda: self._signals.joined(info))
         await self._signals.changed()
+
+    @activity.defn(name="cluster.request_machines")
+    async def request_machines(self, request: MachineRequest) -> None:
+        """Nothing to do: for each machine that is lost another one comes by itself."""
 
     @activity.defn(name="archive.save_incident")
     async def save_incident(self, record: IncidentRecord) -> None:
