@@ -27,8 +27,9 @@ from everstep.core.senses.silence import SilenceLimits
 from everstep.core.slow.sense import SlowSense
 from everstep.core.vocabulary import Observer, Symptom
 from everstep.spec.job import JobSpec
-from everstep.spec.load import load_spec
+from everstep.spec.load import read_spec
 from everstep.workers import metrics, registry, runtime, settings, stopping
+from everstep.workers.health import Health, polling
 from everstep.workers.local.folder import RunFolder
 from everstep.workers.reports import Reporter
 from everstep.workers.telemetry import TelemetryServer
@@ -132,7 +133,11 @@ async def main() -> int:
     """Serve until told to stop."""
     stop = stopping.stop_requested()
     given = settings.from_environment()
-    spec = load_spec(given.spec_file)
+    # Not `load_spec`: the code need not lie where the analyzer runs.
+    spec = read_spec(given.spec_file)
+    health = Health()
+    await health.listen(given.host, given.health_port)
+    given.run_directory.mkdir(parents=True, exist_ok=True)
     steps = StepLog(RunFolder(given.run_directory).steps)
     watch = AgentWatch(spec.detection.agent_lost_after_s, spec.detection.reconnect_grace_s)
     votes = spec.detection.votes()
@@ -158,8 +163,10 @@ async def main() -> int:
         asyncio.create_task(raise_silent(watch, senses, board, reporter)),
         asyncio.create_task(expect_known(client, spec.name, watch)),
     ]
-    async with registry.analyzer(client, spec.name, server):
-        await stop.wait()
+    ended = runtime.job_ended(client, spec.name) if given.ends_with_job else None
+    async with registry.analyzer(client, spec.name, server) as worker:
+        health.ready = polling(client, worker)
+        await stopping.until_stopped(stop, ended)
     for task in background:
         task.cancel()
     listening.close()
