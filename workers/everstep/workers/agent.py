@@ -74,6 +74,8 @@ def machine_config(name: str, given: settings.WorkerSettings, spec: JobSpec) -> 
         step_pattern=spec.detection.step_pattern,
         storage=None if spec.checkpoint.storage is None else spec.checkpoint.storage.policy(),
         replicated=tuple(spec.checkpoint.replicated),
+        pod=given.pod_name,
+        pod_uid=given.pod_uid,
     )
 
 

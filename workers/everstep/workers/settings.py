@@ -10,6 +10,7 @@ import ipaddress
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -52,6 +53,18 @@ class WorkerSettings(BaseModel):
             "Whether an agent watches its host, network and GPUs; not given: unless `host` is"
             " a loopback address, where several machines share what there is to see."
         ),
+    )
+    cluster: Literal["local", "kubernetes"] = Field(
+        default="local", description="What machines are: processes of this host, or pods."
+    )
+    namespace: str = Field(
+        default="default", description="Kubernetes namespace of the job's pods.", min_length=1
+    )
+    pod_name: str = Field(
+        default="", description="Pod of an agent (`metadata.name`); empty outside of Kubernetes."
+    )
+    pod_uid: str = Field(
+        default="", description="Its uid (`metadata.uid`); empty outside of Kubernetes."
     )
     inject_faults: bool = Field(
         default=False,
