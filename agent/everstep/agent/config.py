@@ -38,6 +38,8 @@ class MachineConfig:
         storage: The storage tier, or None.
         replicated: Keys of the state whose tensors are equal on all ranks of a DP group, and kept
             once in it.
+        pod: Name of the pod that this is; empty outside of Kubernetes.
+        pod_uid: Its uid, likewise.
     """
 
     job: str
@@ -60,6 +62,8 @@ class MachineConfig:
     cgroup: str = ""
     storage: StoragePolicy | None = None
     replicated: tuple[str, ...] = ()
+    pod: str = ""
+    pod_uid: str = ""
 
     @property
     def owner(self) -> str:
