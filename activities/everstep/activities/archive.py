@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 
@@ -41,7 +41,7 @@ class FileArchive(ArchivePort):
         folder = self._folder_of(record.job)
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{record.incident}.json"
-        partial = path.with_suffix(f".{os.getpid()}.partial")
+        partial = path.with_suffix(f".{uuid.uuid4().hex}.partial")
         partial.write_bytes(_RECORD.dump_json(record, indent=2))
         partial.replace(path)
 
