@@ -25,7 +25,7 @@ async def until_stopped(stop: asyncio.Event, other: Coroutine[None, None, None] 
     Raises:
         Exception: What the other raised.
     """
-    waiting = [asyncio.ensure_future(stop.wait())]
+    waiting: list[asyncio.Future[object]] = [asyncio.ensure_future(stop.wait())]
     if other is not None:
         waiting.append(asyncio.ensure_future(other))
     done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
