@@ -18,7 +18,7 @@ async def main() -> int:
     folder = RunFolder(given.run_directory)
     worker = registry.controller(
         await runtime.connect(),
-        LocalCluster(folder.evictions),
+        LocalCluster(folder.evictions, folder.requests),
         FileArchive(folder.incidents),
         Webhook(settings.secrets()),
         StackJudge(EvidenceStore(given.evidence_url())),

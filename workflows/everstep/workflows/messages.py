@@ -224,6 +224,28 @@ class EvictOrder:
 
 
 @dataclass(frozen=True, slots=True)
+class MachineRequest:
+    """A job lacks machines: let so many more come.
+
+    Attributes:
+        job: Name of the job.
+        run: The job's run; with the number, what makes the request idempotent.
+        number: Of the job's requests, from 1.
+        count: How many machines are missing that nobody has been asked for, > 0.
+        total: How many the job wants in all, in slots and on standby; where a cluster keeps a set
+            of machines at a size, this is the size.
+        reason: One sentence: what they are missing for.
+    """
+
+    job: str
+    run: str
+    number: int
+    count: int
+    total: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class MachineStacks:
     """What one machine said of its ranks in one look at the job, by reference.
 

@@ -30,7 +30,13 @@ from everstep.core.orders import (
 )
 from everstep.core.record import IncidentRecord
 from everstep.core.trial import ReplayOrder, ReplayReport
-from everstep.workflows.messages import AwaitStep, EvictOrder, JudgeOrder, PageOrder
+from everstep.workflows.messages import (
+    AwaitStep,
+    EvictOrder,
+    JudgeOrder,
+    MachineRequest,
+    PageOrder,
+)
 
 
 class MachinePort(ABC):
@@ -101,6 +107,17 @@ class ClusterPort(ABC):
     @abstractmethod
     async def evict(self, order: EvictOrder) -> None:
         """Make sure that nothing of the job runs on the machine; a second call finds it done."""
+
+    @activity.defn(name="cluster.request_machines")
+    @abstractmethod
+    async def request_machines(self, request: MachineRequest) -> None:
+        """See to it that machines which the job lacks come; a second call brings no more of them.
+
+        Returns as soon as they are on their way: each one announces itself to the job when its
+        agent is ready, checked or not. A cluster that replaces lost machines by itself need do no
+        more than look that it does. The job asks again, under the next number, for what has not
+        come after a while.
+        """
 
 
 class AnalysisPort(ABC):
