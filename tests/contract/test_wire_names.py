@@ -60,6 +60,7 @@ def test_activity_names_are_pinned() -> None:
         "analysis.await_step",
         "archive.save_incident",
         "cluster.evict",
+        "cluster.request_machines",
         "machine.check",
         "machine.look_at_storage",
         "machine.prepare",

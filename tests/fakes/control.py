@@ -37,6 +37,7 @@ from everstep.workflows.messages import (
     JobInput,
     JobResult,
     JobStatus,
+    MachineRequest,
 )
 from everstep.workflows.ports import ArchivePort, ClusterPort
 from tests.fakes.fleet import Effect, FakeMachine, FakeWorld
@@ -58,6 +59,11 @@ class FakeCluster(ClusterPort):
     async def evict(self, order: EvictOrder) -> None:
         if (order.machine.machine, order.incident) not in self._world.done("evict"):
             self._world.effects.append(Effect("evict", order.machine.machine, order.incident))
+
+    @activity.defn(name="cluster.request_machines")
+    async def request_machines(self, request: MachineRequest) -> None:
+        if request not in self._world.requests:
+            self._world.requests.append(request)
 
 
 class MemoryArchive(ArchivePort):
@@ -259,6 +265,7 @@ async def controlled(
             workflows=runtime.WORKFLOWS,
             activities=[
                 cluster.evict,
+                cluster.request_machines,
                 archive.save_incident,
                 Webhook(os.environ).page,
                 StackJudge(EvidenceStore(evidence)).judge,

@@ -32,6 +32,7 @@ from everstep.core.progress import StepBoard
 from everstep.core.stacks.dump import Answer, RankTrace
 from everstep.core.trial import ReplayOrder, ReplayReport
 from everstep.core.vocabulary import Check, Verdict
+from everstep.workflows.messages import MachineRequest
 from tests.unit import stack_texts
 
 
@@ -51,6 +52,8 @@ class FakeWorld:
     world_size: int
     board: StepBoard = field(init=False)
     effects: list[Effect] = field(default_factory=list[Effect])
+    requests: list[MachineRequest] = field(default_factory=list[MachineRequest])
+    """For machines that the job lacks, in order."""
     machines: dict[str, FakeMachine] = field(default_factory=dict[str, "FakeMachine"])
     stored: list[StoredCheckpoint] = field(default_factory=list[StoredCheckpoint])
     damaged: set[str] = field(default_factory=set[str])

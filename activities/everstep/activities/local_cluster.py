@@ -15,7 +15,7 @@ from temporalio import activity
 from everstep.activities.failure import as_failures
 from everstep.activities.heartbeat import beating
 from everstep.core.errors import TransientError
-from everstep.workflows.messages import EvictOrder
+from everstep.workflows.messages import EvictOrder, MachineRequest
 from everstep.workflows.ports import ClusterPort
 
 KILL_PATIENCE_S = 5.0
@@ -23,14 +23,17 @@ KILL_PATIENCE_S = 5.0
 
 
 class LocalCluster(ClusterPort):
-    """Evicts by killing the agent, whose ranks die with it.
+    """Evicts by killing the agent, whose ranks die with it; the run's own process starts new ones.
 
     Args:
         journal: File to which each effect is appended, one JSON line each.
+        requests: Folder in which the run looks for requests, one file a machine. It remembers the
+            names of those that it has taken.
     """
 
-    def __init__(self, journal: Path) -> None:
+    def __init__(self, journal: Path, requests: Path) -> None:
         self._journal = journal
+        self._requests = requests
 
     @activity.defn(name="cluster.evict")
     async def evict(self, order: EvictOrder) -> None:
@@ -45,6 +48,26 @@ class LocalCluster(ClusterPort):
         with as_failures():
             async with beating():
                 await asyncio.to_thread(self._evict, order)
+
+    @activity.defn(name="cluster.request_machines")
+    async def request_machines(self, request: MachineRequest) -> None:
+        """Let the run start an agent for each machine that is missing.
+
+        Effect: one file a machine in the folder of requests, from which the run takes them.
+        Idempotent by: run and number of the request; the run takes a file of one name once.
+        Heartbeats: no.
+        Gives up when: never; a folder that cannot be written is tried again.
+        """
+        with as_failures():
+            await asyncio.to_thread(self._request, request)
+
+    def _request(self, request: MachineRequest) -> None:
+        for one in range(request.count):
+            name = f"{request.run}-{request.number}-{one}"
+            try:
+                (self._requests / name).touch()
+            except OSError as error:
+                raise TransientError(f"cannot write {self._requests}: {error}") from error
 
     def _evict(self, order: EvictOrder) -> None:
         victim = _agent_of(order.machine.agent_pid, order.machine.machine)

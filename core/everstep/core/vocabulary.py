@@ -118,6 +118,7 @@ class Observer(StrEnum):
     AGENT = "agent"
     ANALYZER = "analyzer"
     CONTROLLER = "controller"
+    CLUSTER = "cluster"
     PERSON = "person"
 
 

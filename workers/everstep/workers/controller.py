@@ -19,9 +19,10 @@ async def main() -> int:
     health = Health()
     await health.listen(given.host, given.health_port)
     client = await runtime.connect()
+    folder = RunFolder(given.folder())
     worker = registry.controller(
         client,
-        LocalCluster(RunFolder(given.folder()).evictions),
+        LocalCluster(folder.evictions, folder.requests),
         FileArchive(lambda job: RunFolder(given.run_of(job)).incidents),
         Webhook(settings.secrets(given.secrets_directory)),
         StackJudge(EvidenceStore(given.evidence_url())),

@@ -155,6 +155,11 @@ EVICT = CallOptions(
     schedule_to_close=timedelta(minutes=10),
     heartbeat=timedelta(seconds=3),
 )
+REQUEST_MACHINES = CallOptions(
+    # Writes a file, or talks to an API server; nothing waits for it but the note that it was done.
+    start_to_close=timedelta(seconds=30),
+    schedule_to_close=timedelta(minutes=10),
+)
 ARCHIVE = CallOptions(
     # A small file. Recovery never waits for it longer than this; Temporal has the record, too.
     start_to_close=timedelta(seconds=10),

@@ -107,9 +107,7 @@ async def _look(
             if not await _may(connection, right, account):
                 lacking.append(str(right))
     except PermanentError as error:
-        ask = (
-            f"kubectl auth can-i --list --as {account}" if account else "kubectl auth can-i --list"
-        )
+        ask = f"kubectl auth can-i --list{f' --as {account}' if account else ''}"
         return unclear(item, f"you may not ask: {error}", f"Have somebody run: {ask}")
     except EverstepError as error:
         return unclear(item, str(error), "Try again.")

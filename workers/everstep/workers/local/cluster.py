@@ -407,9 +407,14 @@ class LocalRun:
                 )
 
     async def _take_requests(self) -> None:
+        """Add a machine for each request; one that comes twice was taken the first time."""
+        taken: set[str] = set()
         while True:
             for request in sorted(self._folder.requests.iterdir()):
                 request.unlink()
+                if request.name in taken:
+                    continue
+                taken.add(request.name)
                 machine = await self._add_machine()
                 self._narrator.say(f"machine {machine} added on request; it is getting ready")
             await asyncio.sleep(LOOK_EVERY_S)
