@@ -239,7 +239,12 @@ def _job(given: Submission, role: str, size: int) -> dict[str, Any]:
         "backoffLimit": NEVER,
         # A pod that was evicted is replaced, and is no failure of the job.
         "podFailurePolicy": {
-            "rules": [{"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget"}]}]
+            "rules": [
+                {
+                    "action": "Ignore",
+                    "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
+                }
+            ]
         },
         "template": machine_template(given, role, "Never"),
     }

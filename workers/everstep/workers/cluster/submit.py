@@ -114,7 +114,7 @@ def _taken(spec: JobSpec, spec_file: Path) -> tuple[str, bytes]:
         spec = spec.model_copy(update={"code": source})
     with tempfile.TemporaryDirectory(prefix="everstep-") as store:
         version, taken = take_version(spec, Path(store))
-        report = code.prepare(PrepareOrder(version, str(taken)), "here", spec.command)
+        report = code.prepare(PrepareOrder(str(taken), version), "here", spec.command)
         if report.problem:
             problem = report.problem.replace(f"{taken}/", "")
             raise InputError(f"{spec_file}: code", problem, "Correct it, and submit again.")
