@@ -114,17 +114,17 @@ async def test_a_failing_test_of_a_json_patch_is_invalid_and_no_conflict(where: 
 
 async def test_selections(where: Where) -> None:
     node = await where.make_node("n")
-    await where.make_pod("a", node, everstep__job="gpt", role="x")
-    await where.make_pod("b", everstep__job="gpt")
-    await where.make_pod("c", everstep__job="moe", role="y")
+    await where.make_pod("a", node, everstep_dev__job="gpt", role="x")
+    await where.make_pod("b", everstep_dev__job="gpt")
+    await where.make_pod("c", everstep_dev__job="moe", role="y")
 
     async def names(labels: str = "", fields: str = "") -> list[str]:
         query = {"labelSelector": labels, "fieldSelector": fields}
         listed = await where.api.get(where.pods, query)
         return sorted(item["metadata"]["name"] for item in listed["items"])
 
-    assert await names("everstep/job=gpt") == ["a", "b"]
-    assert await names("everstep/job=gpt,role") == ["a"]
+    assert await names("everstep.dev/job=gpt") == ["a", "b"]
+    assert await names("everstep.dev/job=gpt,role") == ["a"]
     assert await names("!role") == ["b"]
     assert await names("role in (x,y)") == ["a", "c"]
     assert await names("role!=x") == ["b", "c"]

@@ -104,7 +104,7 @@ def _lets_unready_go(spec: Json, status: Json) -> bool:
     if spec.get("unhealthyPodEvictionPolicy") == "AlwaysAllow":
         return True
     desired = status.get("desiredHealthy", 0)
-    return desired > 0 and status.get("currentHealthy", 0) >= desired
+    return bool(desired > 0 and status.get("currentHealthy", 0) >= desired)
 
 
 def is_ready(pod: Json) -> bool:

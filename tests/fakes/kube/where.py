@@ -62,7 +62,10 @@ class Where:
         spec: Json = {"containers": [{"name": "agent", "image": "none"}]}
         if node:
             spec["nodeName"] = node
-        keys = {key.replace("__", "/"): value for key, value in labels.items()}
+        # A keyword cannot hold what a label's name does: `everstep_dev__job` is everstep.dev/job.
+        keys = {
+            k.replace("__", "/").replace("everstep_", "everstep."): v for k, v in labels.items()
+        }
         pod = await self.api.post(
             self.pods, {"metadata": {"name": name, "labels": keys}, "spec": spec}
         )
