@@ -44,6 +44,16 @@ def taint_value(job: str, incident: int) -> str:
     return f"{job[: MAX_VALUE_CHARS - len(tail)]}{tail}"
 
 
+def pods_of(job: str) -> str:
+    """Label selector for the machines of a job; its other pods, the analyzer's, have no role."""
+    return f"{LABEL_JOB}={job},{LABEL_ROLE}"
+
+
+def standby_set(job: str) -> str:
+    """Name of the StatefulSet of a job's standbys, where it has one."""
+    return f"everstep-{job}-standby"
+
+
 def is_label_key(text: str) -> bool:
     """Whether a text can name a label: an optional DNS prefix, a slash, and a short name."""
     prefix, slash, name = text.rpartition("/")

@@ -104,12 +104,13 @@ def _lets_unready_go(spec: Json, status: Json) -> bool:
     if spec.get("unhealthyPodEvictionPolicy") == "AlwaysAllow":
         return True
     desired = status.get("desiredHealthy", 0)
-    return desired > 0 and status.get("currentHealthy", 0) >= desired
+    return bool(desired > 0 and status.get("currentHealthy", 0) >= desired)
 
 
 def is_ready(pod: Json) -> bool:
-    conditions = pod["status"].get("conditions", [])
-    return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
+    conditions: list[Json] = pod["status"].get("conditions", [])
+    true = {str(c["type"]) for c in conditions if c["status"] == "True"}
+    return "Ready" in true
 
 
 def _too_many(message: str, retry_after_s: int | None) -> ApiError:

@@ -18,6 +18,8 @@ class Kind(StrEnum):
     """The connection ends, after it was done: the caller does not know."""
     SILENT = "silent"
     """Nothing ever comes over a connection that stays open."""
+    SILENT_STREAM = "silent stream"
+    """Likewise, after a watch was accepted; not even its end comes."""
 
 
 @dataclass(frozen=True, slots=True)

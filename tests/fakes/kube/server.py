@@ -16,6 +16,7 @@ import uuid
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from aiohttp import web
@@ -33,6 +34,7 @@ from tests.fakes.kube.selectors import Test, selector
 from tests.fakes.kube.store import ApiError, Change, Key, Store
 
 HOST = "127.0.0.1"
+CERTIFICATE = Path(__file__).with_name("ca.pem")
 CLUSTER_WIDE = {"nodes", "namespaces"}
 WITH_STATUS = {"pods", "nodes", "poddisruptionbudgets", "statefulsets", "namespaces", "jobsets"}
 KINDS = {
@@ -93,7 +95,7 @@ class KubeServer:
             if fault is not None:
                 await self._fail(request, fault)
             if target.call.verb == "watch":
-                return await self._watch(request, target)
+                return await self._watch(request, target, fault)
             raw = await request.read()
             body = json.loads(raw) if raw else {}
             answer = self._answer(request, target, body)
@@ -198,6 +200,7 @@ class KubeServer:
         return self._keep(target, before, body)
 
     def _keep(self, target: Target, before: Json, after: Json) -> Json:
+        check_uid(target.key, before, {"preconditions": {"uid": after["metadata"].get("uid")}})
         fixed = ("uid", "creationTimestamp", "resourceVersion", "name", "namespace")
         known = {field: before["metadata"][field] for field in fixed if field in before["metadata"]}
         after = {**after, "metadata": {**after["metadata"], **known}}
@@ -224,10 +227,14 @@ class KubeServer:
 
     # --- Watching ---------------------------------------------------------------------------------
 
-    async def _watch(self, request: web.Request, target: Target) -> web.StreamResponse:
+    async def _watch(
+        self, request: web.Request, target: Target, fault: Fault | None
+    ) -> web.StreamResponse:
         wanted = _selector(request, target)
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         await response.prepare(request)
+        if fault is not None and fault.kind is Kind.SILENT_STREAM:
+            await asyncio.sleep(LONGEST_WATCH_S)
         limit_s = float(request.query.get("timeoutSeconds", LONGEST_WATCH_S))
         with contextlib.suppress(ConnectionError):
             try:
@@ -290,7 +297,10 @@ def kubeconfig(url: str) -> Json:
         "kind": "Config",
         "current-context": "fake",
         "contexts": [{"name": "fake", "context": {"cluster": "fake", "user": "fake"}}],
-        "clusters": [{"name": "fake", "cluster": {"server": url}}],
+        # Any: without one, a client reads all that the host trusts, which takes it a while.
+        "clusters": [
+            {"name": "fake", "cluster": {"server": url, "certificate-authority": str(CERTIFICATE)}}
+        ],
         "users": [{"name": "fake", "user": {"token": "unchecked"}}],
     }
 

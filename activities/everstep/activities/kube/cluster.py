@@ -19,18 +19,19 @@ from everstep.activities.kube.connection import (
 )
 from everstep.activities.kube.nodes import NODES, Nodes
 from everstep.core import faultpoint
-from everstep.core.errors import PermanentError
+from everstep.core.errors import PermanentError, TransientError
 from everstep.core.kubernetes.nodes import is_quarantined, labels_of, readiness, remarks_of
 from everstep.core.kubernetes.pods import Pod, pod_of, text_of
 from everstep.core.kubernetes.quarantine import Mark
 from everstep.core.kubernetes_names import (
     ANNOTATION_INCIDENT,
-    LABEL_JOB,
     LABEL_ROLE,
     LABEL_SLOT,
     ROLE_EVICTED,
     ROLE_STANDBY,
     ROLE_TRAINING,
+    pods_of,
+    standby_set,
 )
 from everstep.core.model import MachineInfo
 from everstep.core.vocabulary import Verdict
@@ -161,7 +162,7 @@ class KubernetesCluster(ClusterPort):
         Effect: the size of the job's set of standbys, where its pods are too few by themselves.
         Idempotent by: the size, which is computed from what is there.
         Heartbeats: no.
-        Gives up when: it is not allowed to, or the job has no set of standbys.
+        Gives up when: it is not allowed to; without such a set it looks again, as pods may come.
         """
         with as_failures():
             await self._request(request)
@@ -169,7 +170,7 @@ class KubernetesCluster(ClusterPort):
     # --- Pods -------------------------------------------------------------------------------------
 
     async def _pods_of(self, job: str) -> list[Pod]:
-        listed = await self._api.get(self._pods, {"labelSelector": f"{LABEL_JOB}={job}"})
+        listed = await self._api.get(self._pods, {"labelSelector": pods_of(job)})
         return [pod_of(item) for item in listed["items"]]
 
     async def _claim(self, incident: int, slot: int, info: MachineInfo) -> str:
@@ -264,35 +265,29 @@ class KubernetesCluster(ClusterPort):
     async def _request(self, request: MachineRequest) -> None:
         """Grow the set of standbys by what no controller brings by itself.
 
-        A set replaces a pod that was deleted. One that hangs on a dead node is not, so its place is
-        made up for by another; sets are never made smaller here.
+        A set replaces a pod that was deleted. It does not replace one that hangs on a dead node, so
+        another makes up for that; sets are never made smaller here.
         """
         pods = await self._pods_of(request.job)
-        stuck = [pod for pod in pods if pod.ended and pod.node]
-        coming = len(pods) - len(stuck)
-        if coming >= request.total:
+        coming = [pod for pod in pods if not pod.ended]
+        lacking = request.total - len(coming)
+        if lacking <= 0:
             return
         name = standby_set(request.job)
         try:
             scale = await self._api.get(f"{self._sets}/{name}/scale")
         except NotThereError as error:
-            raise PermanentError(
-                f"{coming} of {request.total} pods are there, and no StatefulSet {name} is: {error}"
+            raise TransientError(
+                f"{len(coming)} of {request.total} pods are there, and no StatefulSet {name} to"
+                " bring more: whatever keeps them has not replaced what is gone"
             ) from error
-        ours = [pod for pod in pods if pod.name.startswith(f"{name}-")]
-        held = len([pod for pod in ours if not pod.ended])
-        wanted = held + (request.total - coming)
-        if wanted > scale["spec"]["replicas"]:
+        held = sum(1 for pod in coming if pod.name.startswith(f"{name}-"))
+        if held + lacking > scale["spec"]["replicas"]:
             patch = {
                 "metadata": {"resourceVersion": scale["metadata"]["resourceVersion"]},
-                "spec": {"replicas": wanted},
+                "spec": {"replicas": held + lacking},
             }
             await self._api.patch(f"{self._sets}/{name}/scale", patch)
-
-
-def standby_set(job: str) -> str:
-    """Name of the StatefulSet that holds a job's standbys."""
-    return f"{job}-standby"
 
 
 def _pod_name(info: MachineInfo) -> str:
