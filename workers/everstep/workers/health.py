@@ -43,6 +43,7 @@ class Health:
 
     def __init__(self) -> None:
         self.ready: Ready = _starting
+        self._server: asyncio.Server | None = None
 
     async def listen(self, host: str, port: int | None) -> int | None:
         """Answer from now on, until the process ends.
@@ -60,7 +61,6 @@ class Health:
         if port is None:
             return None
         try:
-            # Kept by the loop; a probe must be answered for as long as that runs.
             server = await asyncio.start_server(self._serve, host, port, limit=REQUEST_BYTES)
         except OSError as error:
             raise InputError(
@@ -68,6 +68,11 @@ class Health:
             ) from error
         self._server = server
         return int(server.sockets[0].getsockname()[1])
+
+    def close(self) -> None:
+        """Answer no more."""
+        if self._server is not None:
+            self._server.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         reasons = (

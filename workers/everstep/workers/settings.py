@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
 
 from everstep.core.errors import InputError
 
@@ -72,7 +73,8 @@ class ControllerSettings(ProcessSettings):
     @model_validator(mode="after")
     def _one_place(self) -> Self:
         if (self.run_directory is None) == (self.runs_directory is None):
-            raise ValueError("give it or EVERSTEP_RUNS_DIRECTORY, and not both")
+            said = f"give it or {PREFIX}RUNS_DIRECTORY, and not both"
+            raise PydanticCustomError("place", "{said}", {"said": said})
         return self
 
     def folder(self) -> Path:
@@ -186,7 +188,8 @@ def read(kind: type[Settings], environ: Mapping[str, str] = os.environ) -> Setti
     except ValidationError as error:
         first = error.errors()[0]
         variable = f"{PREFIX}{str((*first['loc'], 'run_directory')[0]).upper()}"
-        raise InputError(variable, first["msg"].lower(), "Set it for this process.") from error
+        said = first["msg"][:1].lower() + first["msg"][1:]
+        raise InputError(variable, said, "Set it for this process.") from error
 
 
 def secrets(directory: Path | None = None) -> Mapping[str, str]:
