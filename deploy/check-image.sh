@@ -47,7 +47,8 @@ for image in controller agent; do
   user=$(run "localhost/everstep-$image" python -c 'import os; print(os.getuid())')
   [[ $user == 10001 ]] || { echo "everstep-$image runs as $user" >&2; exit 1; }
 done
-run localhost/everstep-controller everstep install --print | head -n 3
+manifests=$(run localhost/everstep-controller everstep install --print)
+grep -q '^kind: Deployment' <<< "$manifests"
 # Without settings they say which one they lack, which takes all of their imports.
 starts() { # IMAGE ARGUMENT...
   local said

@@ -86,7 +86,7 @@ def test_what_no_configmap_holds_is_refused_here(tmp_path: Path) -> None:
 
 def test_the_program_of_a_pod_says_what_is_wrong(version: Path, tmp_path: Path) -> None:
     parcel = tmp_path / "code.tar.gz"
-    parcel.write_bytes(pack(version)[:200])
+    parcel.write_bytes(pack(version)[:60])
     command = [sys.executable, "-m", "everstep.workers.cluster.parcel"]
     arguments = [str(parcel), str(tmp_path / "code"), digest(version)]
     done = subprocess.run([*command, *arguments], capture_output=True, text=True, check=False)
