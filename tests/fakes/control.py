@@ -90,6 +90,7 @@ class FakeCluster(ClusterPort):
     @activity.defn(name="cluster.quarantine")
     async def quarantine(self, order: EvictOrder) -> None:
         self._world.quarantined.add(order.machine.machine)
+        self._world.ever_quarantined.add(order.machine.machine)
 
     @activity.defn(name="cluster.release")
     async def release(self, order: ReleaseOrder) -> None:
@@ -233,6 +234,14 @@ class Control:
         while sum(1 for _, a in self.world.done("start") if a == attempt) < self.spec.machines:
             if loop.time() > deadline_s:
                 raise AssertionError(f"attempt {attempt} never started: {self.world.effects}")
+            await asyncio.sleep(0.01)
+
+    async def wait_for(self, holds: Callable[[], bool], what: str) -> None:
+        """Wait until something holds in the fake world."""
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + self.patience_s
+        while not holds():
+            assert loop.time() < deadline_s, f"never came true: {what}"
             await asyncio.sleep(0.01)
 
     async def until_phase(self, phase: str) -> None:

@@ -68,6 +68,8 @@ class FakeWorld:
     """Who holds which slot, as the cluster shows it."""
     quarantined: set[str] = field(default_factory=set[str])
     """Machines on which nothing new may begin."""
+    ever_quarantined: set[str] = field(default_factory=set[str])
+    """Those that ever were so while they lived on."""
     minds: dict[str, str] = field(default_factory=dict[str, str])
     """Machines that the cluster refuses as standbys, and why."""
     places: dict[str, str] = field(default_factory=dict[str, str])

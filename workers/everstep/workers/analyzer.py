@@ -28,7 +28,7 @@ from everstep.core.slow.sense import SlowSense
 from everstep.core.vocabulary import Observer, Symptom
 from everstep.spec.job import JobSpec
 from everstep.spec.load import load_spec
-from everstep.workers import metrics, registry, runtime, settings, stopping
+from everstep.workers import clusters, metrics, registry, runtime, settings, stopping
 from everstep.workers.local.folder import RunFolder
 from everstep.workers.reports import Reporter
 from everstep.workers.telemetry import TelemetryServer
@@ -158,6 +158,9 @@ async def main() -> int:
         asyncio.create_task(raise_silent(watch, senses, board, reporter)),
         asyncio.create_task(expect_known(client, spec.name, watch)),
     ]
+    if given.cluster == "kubernetes":
+        looking = clusters.watch(given, spec.name, lambda m: m in watch.machines(), reporter.put)
+        background.append(asyncio.create_task(looking))
     async with registry.analyzer(client, spec.name, server):
         await stop.wait()
     for task in background:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from everstep.activities.archive import FileArchive
 from everstep.activities.evidence import EvidenceStore
-from everstep.activities.local_cluster import LocalCluster
 from everstep.activities.stacks import StackJudge
 from everstep.activities.webhook import Webhook
-from everstep.workers import registry, runtime, settings, stopping
+from everstep.workers import clusters, registry, runtime, settings, stopping
 from everstep.workers.local.folder import RunFolder
 
 
@@ -16,15 +15,16 @@ async def main() -> int:
     stop = stopping.stop_requested()
     given = settings.from_environment()
     folder = RunFolder(given.run_directory)
-    worker = registry.controller(
-        await runtime.connect(),
-        LocalCluster(folder.evictions, folder.requests),
-        FileArchive(folder.incidents),
-        Webhook(settings.secrets()),
-        StackJudge(EvidenceStore(given.evidence_url())),
-    )
-    async with worker:
-        await stop.wait()
+    async with clusters.port(given, folder) as cluster:
+        worker = registry.controller(
+            await runtime.connect(),
+            cluster,
+            FileArchive(folder.incidents),
+            Webhook(settings.secrets()),
+            StackJudge(EvidenceStore(given.evidence_url())),
+        )
+        async with worker:
+            await stop.wait()
     return 0
 
 

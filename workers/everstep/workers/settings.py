@@ -126,6 +126,11 @@ def from_environment(environ: Mapping[str, str] = os.environ) -> WorkerSettings:
         raise InputError(variable, first["msg"].lower(), "Set it for this process.") from error
 
 
+def kubeconfig() -> str | None:
+    """The file that Kubernetes' own variable names; None inside of a cluster."""
+    return os.environ.get("KUBECONFIG") or None
+
+
 def secrets() -> Mapping[str, str]:
     """Variables that a spec names instead of holding what is in them, such as `safety.webhook`."""
     return os.environ
