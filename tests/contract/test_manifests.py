@@ -266,7 +266,7 @@ def test_everybody_is_denied_who_is_not_let_in(everything: list[Object]) -> None
 def test_training_pods_run_unprivileged_and_without_a_token(everything: list[Object]) -> None:
     for template in templates(everything):
         spec = template["spec"]
-        if template["metadata"]["labels"][places.COMPONENT] != "controller":
+        if template["metadata"]["labels"][places.COMPONENT] == "machine":
             assert spec["automountServiceAccountToken"] is False
         for container in (*spec["containers"], *spec.get("initContainers", [])):
             context = container["securityContext"]

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from everstep.core.errors import InputError
+from everstep.core.kubernetes_names import standby_set
 from everstep.spec.load import read_spec
 from everstep.workers.cluster.job_objects import objects, submitted
 from everstep.workers.cluster.submit import Target, job_input, submission
@@ -57,11 +58,12 @@ def test_the_spec_decides_how_many_pods_of_what(tmp_path: Path) -> None:
     assert budget["spec"]["minAvailable"] == 4
 
 
-def test_without_standbys_there_is_no_set_of_them(tmp_path: Path) -> None:
+def test_without_standbys_a_set_of_them_waits_to_grow(tmp_path: Path) -> None:
     pods = {"image": "train:1", "kind": "statefulset"}
     given = submission(write(tmp_path, standby={"count": 0}, pods=pods), TARGET)
     sets = by_kind(objects(given, b"s", "t"), "StatefulSet")
-    assert [one["metadata"]["name"] for one in sets] == ["everstep-gpt-training"]
+    sizes = {one["metadata"]["name"]: one["spec"]["replicas"] for one in sets}
+    assert sizes == {"everstep-gpt-training": 4, standby_set("gpt"): 0}
 
 
 def test_resources_are_those_of_the_spec(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from everstep.core.slow.sense import SlowSense
 from everstep.core.vocabulary import Observer, Symptom
 from everstep.spec.job import JobSpec
 from everstep.spec.load import read_spec
-from everstep.workers import metrics, registry, runtime, settings, stopping
+from everstep.workers import clusters, metrics, registry, runtime, settings, stopping
 from everstep.workers.health import Health, polling
 from everstep.workers.local.folder import RunFolder
 from everstep.workers.reports import Reporter
@@ -163,6 +163,9 @@ async def main() -> int:
         asyncio.create_task(raise_silent(watch, senses, board, reporter)),
         asyncio.create_task(expect_known(client, spec.name, watch)),
     ]
+    if given.cluster == "kubernetes":
+        looking = clusters.watch(given, spec.name, lambda m: m in watch.machines(), reporter.put)
+        background.append(asyncio.create_task(looking))
     ended = runtime.job_ended(client, spec.name) if given.ends_with_job else None
     async with registry.analyzer(client, spec.name, server) as worker:
         health.ready = polling(client, worker)

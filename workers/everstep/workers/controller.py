@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from everstep.activities.archive import FileArchive
 from everstep.activities.evidence import EvidenceStore
-from everstep.activities.local_cluster import LocalCluster
 from everstep.activities.stacks import StackJudge
 from everstep.activities.webhook import Webhook
-from everstep.workers import registry, runtime, settings, stopping
+from everstep.workers import clusters, registry, runtime, settings, stopping
 from everstep.workers.health import Health, polling
 from everstep.workers.local.folder import RunFolder
 
@@ -18,18 +17,19 @@ async def main() -> int:
     given = settings.read(settings.ControllerSettings)
     health = Health()
     await health.listen(given.host, given.health_port)
-    client = await runtime.connect()
     folder = RunFolder(given.folder())
-    worker = registry.controller(
-        client,
-        LocalCluster(folder.evictions, folder.requests),
-        FileArchive(lambda job: RunFolder(given.run_of(job)).incidents),
-        Webhook(settings.secrets(given.secrets_directory)),
-        StackJudge(EvidenceStore(given.evidence_url())),
-    )
-    async with worker:
-        health.ready = polling(client, worker)
-        await stop.wait()
+    async with clusters.port(given, folder) as cluster:
+        client = await runtime.connect()
+        worker = registry.controller(
+            client,
+            cluster,
+            FileArchive(lambda job: RunFolder(given.run_of(job)).incidents),
+            Webhook(settings.secrets(given.secrets_directory)),
+            StackJudge(EvidenceStore(given.evidence_url())),
+        )
+        async with worker:
+            health.ready = polling(client, worker)
+            await stop.wait()
     return 0
 
 

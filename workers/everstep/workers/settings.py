@@ -192,6 +192,11 @@ def read(kind: type[Settings], environ: Mapping[str, str] = os.environ) -> Setti
         raise InputError(variable, said, "Set it for this process.") from error
 
 
+def kubeconfig() -> str | None:
+    """The file that Kubernetes' own variable names; None inside of a cluster."""
+    return os.environ.get("KUBECONFIG") or None
+
+
 def secrets(directory: Path | None = None) -> Mapping[str, str]:
     """Variables that a spec names instead of holding what is in them, such as `safety.webhook`.
 

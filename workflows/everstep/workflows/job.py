@@ -6,6 +6,7 @@ time.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -19,7 +20,7 @@ from everstep.core.model import Alert, Assignment, CopyDamaged, MachineInfo, Ran
 from everstep.core.orders import FROM_THE_BEGINNING
 from everstep.core.record import TimelineEntry
 from everstep.core.vocabulary import Observer, Symptom
-from everstep.workflows import options, restart, storage, story
+from everstep.workflows import asking, options, restart, storage, story
 from everstep.workflows.incident import ResolveIncident
 from everstep.workflows.messages import (
     Eviction,
@@ -62,6 +63,8 @@ class RunJob(UpdateDesk):
         super().__init__(job, state or JobState())
         self._listening = self._state.active
         self._awaited_s: float | None = None
+        self._asks_cluster = False
+        self._showing: asyncio.Task[None] | None = None
         if not self._state.codes:
             self._state.codes = list(job.earlier_code)
             self._state.codes = memory.with_version(
@@ -117,6 +120,8 @@ class RunJob(UpdateDesk):
         self._state.barred = [m for m in self._state.barred if m.machine != name]
         for machine in waiting:
             await self.machine_joined(machine)
+        if self._asks_cluster:
+            await self._release(name)
 
     @workflow.signal
     async def ranks_finished(self, finished: RanksFinished) -> None:
@@ -208,6 +213,7 @@ class RunJob(UpdateDesk):
     @workflow.run
     async def run(self, job: JobInput, state: JobState | None = None) -> JobResult:
         """Start the job and see it through to its end."""
+        self._asks_cluster = workflow.patched("asks-cluster")
         if self._state.assignment is None:
             await self._gather_machines()
             await self._first_start()
@@ -246,7 +252,11 @@ class RunJob(UpdateDesk):
             )
         except TimeoutError:
             workflow.logger.warning("starting with %d of %d", len(self._state.pool), wanted)
-        by_name = sorted(self._state.pool, key=lambda info: _natural(info.machine))
+        places = await asking.places(spec) if self._asks_cluster else {}
+        by_name = sorted(
+            self._state.pool,
+            key=lambda info: (places.get(info.machine, ""), _natural(info.machine)),
+        )
         self._state.assignment = Assignment(
             attempt=1,
             slots=tuple(by_name[: spec.machines]),
@@ -259,6 +269,8 @@ class RunJob(UpdateDesk):
         assignment = self._state.assignment
         assert assignment is not None  # noqa: S101 - set by the only caller just before
         self._state.started_at_s = self._state.attempt_at_s = workflow.now().timestamp()
+        if self._asks_cluster:
+            self._showing = asyncio.create_task(asking.show_slots(self._job.spec, assignment))
         try:
             backup = self._job.spec.backup_plan()
             source = await self._first_source(assignment)
@@ -325,6 +337,13 @@ class RunJob(UpdateDesk):
             ],
         )
         self._listening = self._state.active
+
+    async def _release(self, machine: str) -> None:
+        """What a person admits may be used again; where nobody can say so, a person has to."""
+        try:
+            await asking.release_machine(self._job.spec.name, machine)
+        except ActivityError as error:
+            self._note(f"{machine} is admitted, and still in quarantine: {restart.why(error)}")
 
     async def _forward_pending(self) -> None:
         alerts, self._state.pending = self._state.pending, []

@@ -72,14 +72,12 @@ class KubernetesCluster(ClusterPort):
 
         Effect: none.
         Idempotent by: having none.
-        Heartbeats: no.
+        Heartbeats: yes.
         Gives up when: it is not allowed to.
         """
         with as_failures():
-            pods = [pod for pod in await self._pods_of(query.job) if pod.node and not pod.ended]
-            listed = await self._api.get(NODES)
-            nodes: dict[str, Json] = {node["metadata"]["name"]: node for node in listed["items"]}
-            return tuple(_seen(pod, nodes.get(pod.node), query.topology_label) for pod in pods)
+            async with beating():
+                return await self._list_machines(query)
 
     @activity.defn(name="cluster.claim")
     async def claim(self, order: ClaimOrder) -> ClaimReport:
@@ -172,6 +170,12 @@ class KubernetesCluster(ClusterPort):
     async def _pods_of(self, job: str) -> list[Pod]:
         listed = await self._api.get(self._pods, {"labelSelector": pods_of(job)})
         return [pod_of(item) for item in listed["items"]]
+
+    async def _list_machines(self, query: MachinesQuery) -> tuple[SeenMachine, ...]:
+        pods = [pod for pod in await self._pods_of(query.job) if pod.node and not pod.ended]
+        listed = await self._api.get(NODES)
+        nodes: dict[str, Json] = {node["metadata"]["name"]: node for node in listed["items"]}
+        return tuple(_seen(pod, nodes.get(pod.node), query.topology_label) for pod in pods)
 
     async def _claim(self, incident: int, slot: int, info: MachineInfo) -> str:
         """Why the machine is refused; empty when it has the slot."""

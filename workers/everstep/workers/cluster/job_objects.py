@@ -192,8 +192,7 @@ def _analyzer(given: Submission) -> Object:
 
 
 def _sizes(spec: JobSpec) -> dict[str, int]:
-    sizes = {words.ROLE_TRAINING: spec.machines, words.ROLE_STANDBY: spec.standby_count()}
-    return {role: size for role, size in sizes.items() if size}
+    return {words.ROLE_TRAINING: spec.machines, words.ROLE_STANDBY: spec.standby_count()}
 
 
 def _stateful_sets(given: Submission) -> list[Object]:
@@ -226,6 +225,7 @@ def _job_set(given: Submission) -> Object:
         "replicatedJobs": [
             {"name": role, "replicas": 1, "template": {"spec": _job(given, role, size)}}
             for role, size in _sizes(given.spec).items()
+            if size
         ],
     }
     return made

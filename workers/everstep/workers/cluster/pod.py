@@ -174,7 +174,7 @@ def _machine_volumes(given: Submission) -> list[Object]:
 
 
 def analyzer_template(given: Submission) -> Object:
-    """The analyzer's pod: soft state, no rights, no GPU."""
+    """The analyzer's pod: soft state, no GPU, and it may only look."""
     container: Object = {
         "name": "analyzer",
         "image": given.controller_image,
@@ -205,7 +205,9 @@ def analyzer_template(given: Submission) -> Object:
     }
     spec: Object = {
         "terminationGracePeriodSeconds": 10,
-        "automountServiceAccountToken": False,
+        # It watches the job's pods and nodes.
+        "serviceAccountName": ANALYZER_ACCOUNT,
+        "automountServiceAccountToken": True,
         "enableServiceLinks": False,
         "securityContext": {
             "runAsNonRoot": True,
@@ -226,6 +228,9 @@ def _analyzer_user(spec: JobSpec) -> Object:
 
 CONTROLLER_USER = 10001
 """User of the controller's image."""
+
+ANALYZER_ACCOUNT = "everstep-analyzer"
+"""Account of analyzers, from `deploy/base`."""
 
 _HOST = "EVERSTEP_HOST"
 _MACHINE = "EVERSTEP_MACHINE"
