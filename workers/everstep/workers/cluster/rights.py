@@ -57,10 +57,10 @@ class Right:
         return f"{self.verb} {self.resource}"
 
 
-def of_controllers(namespace: str) -> Iterator[Right]:
-    """What controllers are given by `deploy/base`, each by itself."""
+def of_account(account: str, namespace: str) -> Iterator[Right]:
+    """What an account is given by `deploy/base`, each by itself; its roles bear its name."""
     for found in base():
-        if found["kind"] not in ("Role", "ClusterRole"):
+        if found["kind"] not in ("Role", "ClusterRole") or found["metadata"]["name"] != account:
             continue
         where = namespace if found["kind"] == "Role" else None
         for rule in found["rules"]:
@@ -78,16 +78,18 @@ def of_submitting(namespace: str, job_sets: bool) -> Iterator[Right]:
 
 
 async def look(connection: Connection, namespace: str, job_sets: bool) -> list[Finding]:
-    """Ask for the rights of controllers, and of whoever asks."""
-    account = f"system:serviceaccount:{namespace}:everstep-controller"
+    """Ask for the rights of controllers and analyzers, and of whoever asks."""
     return [
-        await _look(
-            connection,
-            "rights of controllers",
-            list(of_controllers(namespace)),
-            account,
-            f"Run: {INSTALL}",
-        ),
+        *[
+            await _look(
+                connection,
+                f"rights of {account.removeprefix('everstep-')}s",
+                list(of_account(account, namespace)),
+                f"system:serviceaccount:{namespace}:{account}",
+                f"Run: {INSTALL}",
+            )
+            for account in ("everstep-controller", "everstep-analyzer")
+        ],
         await _look(
             connection,
             "your rights to submit",
