@@ -167,9 +167,13 @@ def own(found: list[Object]) -> list[Object]:
     return [c for c in containers(found) if "everstep.workers" in " ".join(c.get("command", []))]
 
 
-@pytest.fixture(params=["jobset", "statefulset"])
-def everything(request: pytest.FixtureRequest, tmp_path: Path) -> list[Object]:
-    return [*install.manifests(install.Installation()), *job(request.param, tmp_path)]
+@pytest.fixture(params=["jobset", "statefulset"], scope="module")
+def everything(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> list[Object]:
+    """What a namespace and one job are made of; read only."""
+    folder = tmp_path_factory.mktemp("job")
+    return [*install.manifests(install.Installation()), *job(request.param, folder)]
 
 
 def test_every_variable_is_a_setting_and_every_program_is_there(everything: list[Object]) -> None:
