@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -297,3 +298,20 @@ def test_the_dockerfile_is_clean() -> None:
         [hadolint, DEPLOY / "Dockerfile"], capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_alerts_and_dashboard_ask_for_metrics_that_are_served() -> None:
+    source = (ROOT / "workers/everstep/workers/metrics.py").read_text()
+    served = set(re.findall(r"everstep_[a-z_]+", source))
+    served |= {f"everstep_{name}" for name in re.findall(r'_of_ranks\(\s*"([a-z_]+)"', source)}
+    # A counter's name gets an end of its own.
+    served |= {f"{name}_total" for name in served}
+    rules = yaml.safe_load((DEPLOY / "prometheus/alerts.yaml").read_text())["groups"][0]["rules"]
+    panels = json.loads((DEPLOY / "grafana/everstep-job.json").read_text())["panels"]
+    asked = [rule["expr"] for rule in rules]
+    asked += [target["expr"] for panel in panels for target in panel["targets"]]
+    for expression in asked:
+        used = set(re.findall(r"everstep_[a-z_]+", expression)) - {"everstep_job"}
+        assert used <= served, expression
+    for rule in rules:
+        assert (ROOT / rule["annotations"]["runbook"]).exists(), rule["alert"]

@@ -129,6 +129,16 @@ async def expect_known(client: Client, job: str, watch: AgentWatch) -> None:
         return
 
 
+async def keep_state(client: Client, job: str, run_directory: Path) -> None:
+    """Write into the run's folder what commands read there, as `everstep run` does elsewhere."""
+    folder = RunFolder(run_directory)
+    config = client.service_client.config
+    where = {"own": False, "address": config.target_host, "namespace": client.namespace}
+    folder.write_state(job=job, phase="running", in_cluster=True, temporal=where, ui="")
+    await runtime.job_ended(client, job)
+    folder.write_state(phase="finished", ended_at_s=time.time())
+
+
 async def main() -> int:
     """Serve until told to stop."""
     stop = stopping.stop_requested()
@@ -164,6 +174,7 @@ async def main() -> int:
         asyncio.create_task(expect_known(client, spec.name, watch)),
     ]
     if given.cluster == "kubernetes":
+        background.append(asyncio.create_task(keep_state(client, spec.name, given.run_directory)))
         looking = clusters.watch(given, spec.name, lambda m: m in watch.machines(), reporter.put)
         background.append(asyncio.create_task(looking))
     ended = runtime.job_ended(client, spec.name) if given.ends_with_job else None

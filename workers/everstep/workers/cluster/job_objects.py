@@ -256,9 +256,19 @@ def _pod_monitor(given: Submission) -> Object:
     token = {"name": name, "key": "metrics-token"}
     made["spec"] = {
         "selector": {"matchLabels": {words.LABEL_JOB: given.job}},
-        "podTargetLabels": [words.LABEL_JOB],
         "podMetricsEndpoints": [
-            {"port": "metrics", "authorization": {"type": "Bearer", "credentials": token}}
+            {
+                "port": "metrics",
+                "authorization": {"type": "Bearer", "credentials": token},
+                # As in the target files of a run's folder.
+                "relabelings": [
+                    {"targetLabel": "everstep_job", "replacement": given.job},
+                    {
+                        "sourceLabels": ["__meta_kubernetes_pod_name"],
+                        "targetLabel": "process",
+                    },
+                ],
+            }
         ],
     }
     return made
