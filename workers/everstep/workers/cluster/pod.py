@@ -84,6 +84,8 @@ def machine_template(given: Submission, role: str, restart: str) -> Object:
     if given.parcel is not None:
         spec["initContainers"] = [_unpacker(given)]
     marks = {**labels(given.job, "machine"), places.LABEL_SET: role, words.LABEL_ROLE: role}
+    if _node_senses(given):
+        marks[places.LABEL_NODE_SENSES] = "true"
     return {"metadata": {"labels": marks}, "spec": spec}
 
 
@@ -284,6 +286,11 @@ def _job_env(given: Submission) -> list[Object]:
     return [{"name": name, "value": value} for name, value in settings.items()]
 
 
+def _node_senses(given: Submission) -> bool:
+    # A node's process knows machines by their nodes' names alone.
+    return given.spec.pods.node_senses and not given.spec.pods.share_nodes
+
+
 def _machine_env(given: Submission) -> list[Object]:
     name = "metadata.name" if given.spec.pods.share_nodes else "spec.nodeName"
     ends = given.spec.pods.kind == "jobset"
@@ -291,6 +298,7 @@ def _machine_env(given: Submission) -> list[Object]:
         _of_pod(_MACHINE, name),
         _of_pod("EVERSTEP_POD_NAME", "metadata.name"),
         _of_pod("EVERSTEP_POD_UID", "metadata.uid"),
+        {"name": "EVERSTEP_NODE_SENSES", "value": str(_node_senses(given)).lower()},
         # A StatefulSet would start it again for ever.
         {"name": "EVERSTEP_ENDS_WITH_JOB", "value": str(ends).lower()},
         {
