@@ -1,6 +1,8 @@
 # `make demo` and `make test` do all the set-up that they need.
 PYTHON ?= python3
 BIN := .venv/bin
+# A process that compiles its modules anew at every start takes a third longer to start.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: install demo test soak check format
 
@@ -17,8 +19,9 @@ install: .venv/installed
 demo: install
 	@$(BIN)/python examples/gpt/demo.py
 
+# Two at a time: whole runs wait more than they compute.
 test: install
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 # What takes too long for every change.
 soak: install

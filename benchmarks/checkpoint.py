@@ -41,7 +41,8 @@ from benchmarks.checkpoint_trainer import STATE_BYTES, STEP_TIME_GOAL, own_bytes
 from benchmarks.results import Result, conclude
 from everstep.agent.channel import RankChannel
 from everstep.agent.shards import ShardStore
-from everstep.agent.transfer import BackupSender, TransferServer
+from everstep.agent.transfer.sender import BackupSender
+from everstep.agent.transfer.server import TransferServer
 from everstep.checkpoint.checksums import checksum
 from everstep.core import names
 from everstep.core.model import MachineInfo

@@ -20,7 +20,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from everstep.agent.shards import ShardStore
-from everstep.agent.transfer import BackupSender, TransferServer, pull
+from everstep.agent.transfer.asking import pull
+from everstep.agent.transfer.sender import BackupSender
+from everstep.agent.transfer.server import TransferServer
 from everstep.checkpoint.checksums import checksum
 from everstep.core.model import MachineInfo
 from everstep.core.orders import Pull

@@ -20,7 +20,9 @@ from everstep.agent import link
 from everstep.agent.borrowing import Borrowing
 from everstep.agent.channel import RankChannel
 from everstep.agent.shards import ShardStore
-from everstep.agent.transfer import BackupSender, TransferServer, pull
+from everstep.agent.transfer.asking import pull
+from everstep.agent.transfer.sender import BackupSender
+from everstep.agent.transfer.server import TransferServer
 from everstep.core import faultpoint, names
 from everstep.core.errors import EverstepError
 from everstep.core.model import MachineInfo

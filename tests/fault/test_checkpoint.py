@@ -23,7 +23,8 @@ from tests.fault import saver
 from everstep import checkpoint
 from everstep.agent.channel import RankChannel
 from everstep.agent.shards import ShardStore, free_memory_bytes
-from everstep.agent.transfer import BackupSender, TransferServer
+from everstep.agent.transfer.sender import BackupSender
+from everstep.agent.transfer.server import TransferServer
 from everstep.checkpoint import rebuilding
 from everstep.core import names
 from everstep.core.channel import Entered, Report

@@ -13,7 +13,7 @@ from tests.fault.machines import SECRET, Rig, config_of, until
 from everstep import checkpoint
 from everstep.agent.channel import RankChannel
 from everstep.agent.shards import ShardStore
-from everstep.agent.transfer import BackupSender
+from everstep.agent.transfer.sender import BackupSender
 from everstep.core import channel, names
 from everstep.core.model import RankProgress
 from everstep.core.orders import StopOrder

@@ -21,7 +21,9 @@ import pytest
 
 from everstep.agent import link
 from everstep.agent.shards import ShardStore
-from everstep.agent.transfer import BackupSender, TransferServer, pull
+from everstep.agent.transfer.asking import pull
+from everstep.agent.transfer.sender import BackupSender
+from everstep.agent.transfer.server import TransferServer
 from everstep.core import wire
 from everstep.core.errors import PermanentError, StaleAttempt, TransientError
 from everstep.core.faultpoint import Point, hooks
@@ -647,7 +649,7 @@ async def test_an_event_loop_serves_links() -> None:
 HOLDER = """
 import sys, threading
 from everstep.agent.shards import ShardStore
-from everstep.agent.transfer import TransferServer
+from everstep.agent.transfer.server import TransferServer
 server = TransferServer("127.0.0.1", ShardStore("m1"), b"a secret of the job", "job")
 print(server.port, flush=True)
 sys.stdin.read()

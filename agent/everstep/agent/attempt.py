@@ -31,7 +31,7 @@ from everstep.agent.rank_voice import RankVoice
 from everstep.agent.shards import ShardStore
 from everstep.agent.step_lines import StepLines
 from everstep.agent.storage import StorageTier
-from everstep.agent.transfer import BackupSender
+from everstep.agent.transfer.sender import BackupSender
 from everstep.core.errors import TransientError
 from everstep.core.model import CopyDamaged, MachineEvent, RankExit, RanksFinished, RanksStarted
 from everstep.core.orders import RankStart, StartOrder

@@ -19,7 +19,8 @@ from dataclasses import dataclass
 
 from everstep.agent.link import Link, connect
 from everstep.agent.shards import ShardStore
-from everstep.agent.transfer import accepted, doubt, read_shard, receive_body
+from everstep.agent.transfer.asking import doubt
+from everstep.agent.transfer.protocol import accepted, read_shard, receive_body
 from everstep.core import channel
 from everstep.core.errors import EverstepError, PermanentError, TransientError
 from everstep.core.model import MachineInfo

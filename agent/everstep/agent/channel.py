@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from everstep.agent.borrowing import Borrowing, Place
 from everstep.agent.shards import ShardStore, SharedRegion
 from everstep.agent.storage import StorageTier
-from everstep.agent.transfer import BackupSender
+from everstep.agent.transfer.sender import BackupSender
 from everstep.core import channel
 from everstep.core.errors import EverstepError, PermanentError
 from everstep.core.model import MachineInfo

@@ -28,7 +28,9 @@ from everstep.agent.replaying import Replaying
 from everstep.agent.shards import ShardStore
 from everstep.agent.storage import StorageConfig, StorageTier
 from everstep.agent.tracer import Target, trace
-from everstep.agent.transfer import BackupSender, TransferServer, pull
+from everstep.agent.transfer.asking import pull
+from everstep.agent.transfer.sender import BackupSender
+from everstep.agent.transfer.server import TransferServer
 from everstep.agent.witness import stacks_file
 from everstep.core.errors import (
     EverstepError,

@@ -62,10 +62,7 @@ class Where:
         spec: Json = {"containers": [{"name": "agent", "image": "none"}]}
         if node:
             spec["nodeName"] = node
-        # A keyword cannot hold what a label's name does: `everstep_dev__job` is everstep.dev/job.
-        keys = {
-            k.replace("__", "/").replace("everstep_", "everstep."): v for k, v in labels.items()
-        }
+        keys = label_names(labels)
         pod = await self.api.post(
             self.pods, {"metadata": {"name": name, "labels": keys}, "spec": spec}
         )
@@ -74,6 +71,14 @@ class Where:
             status = {"phase": "Running", "conditions": [ready]}
             pod = await self.api.patch(f"{self.pods}/{name}/status", {"status": status})
         return pod
+
+
+def label_names(keywords: dict[str, str]) -> dict[str, str]:
+    """A keyword cannot hold what a label's name does: `everstep_dev__job` is everstep.dev/job."""
+    return {
+        key.replace("__", "/").replace("everstep_", "everstep."): value
+        for key, value in keywords.items()
+    }
 
 
 def write_kubeconfig(folder: Path, url: str) -> Path:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from everstep.agent.shards import ShardStore, free_memory_bytes
 from everstep.agent.snapshots import Snapshot, take_snapshot
-from everstep.agent.transfer import Contents, ask_to_keep, list_contents, pull
+from everstep.agent.transfer.asking import Contents, ask_to_keep, list_contents, pull
 from everstep.core.errors import EverstepError, TransientError
 from everstep.core.model import MachineInfo
 from everstep.core.orders import Pull

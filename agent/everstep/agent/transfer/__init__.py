@@ -1,0 +1,1 @@
+"""Shards between machines: who gives, who sends, who asks, and their protocol."""
