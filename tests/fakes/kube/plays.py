@@ -126,9 +126,7 @@ class Plays:
         pods = await self._pods()
         for budget in (await self.where.api.get(self.where.budgets))["items"]:
             ours = [pod for pod in pods if matches(pod, budget["spec"]["selector"])]
-            healthy = [
-                p for p in ours if is_ready(p) and "deletionTimestamp" not in p["metadata"]
-            ]
+            healthy = [p for p in ours if is_ready(p) and "deletionTimestamp" not in p["metadata"]]
             wanted = budget["spec"]["minAvailable"]
             status = {
                 "disruptionsAllowed": max(0, len(healthy) - wanted),
