@@ -2,8 +2,8 @@
 
 The API server is the stand-in of the tests, in a process of its own: its time is in the figures,
 its memory is not. Measured are: from a cold connection to a watch that knows all pods and nodes;
-from eight orders to evict, and the claim of eight standbys, to their answers, while the watch follows;
-and the memory of this process, which is that of an analyzer and a controller in one.
+from eight orders to evict, and the claim of eight standbys, to their answers, while the watch
+follows; and the memory of this process, which is that of an analyzer and a controller in one.
 
 Run as `python -m benchmarks.kubernetes`.
 """

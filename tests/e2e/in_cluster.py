@@ -36,7 +36,7 @@ from everstep.workflows.job import RunJob
 from everstep.workflows.messages import JobInput, JobResult, JobStatus
 from tests.e2e.local import clean_environment, write_spec
 from tests.fakes.kube.plays import Plays, kill_all, playing
-from tests.fakes.kube.where import NODES, Where, anywhere
+from tests.fakes.kube.where import ANALYZER, CONTROLLER, NODES, Where, anywhere
 from tests.fakes.servers import HOST
 
 PATIENCE_S = 120.0
@@ -150,14 +150,17 @@ async def in_cluster(
             "EVERSTEP_CLUSTER": "kubernetes",
             "EVERSTEP_NAMESPACE": where.namespace,
         }  # fmt: skip
-        control = environment | {"KUBECONFIG": str(where.kubeconfig)}
+        accounts = {"controller": CONTROLLER, "analyzer": ANALYZER}
 
         def start_agent(pod: Json) -> subprocess.Popen[bytes]:
             metadata, node = pod["metadata"], pod["spec"]["nodeName"]
             own = {"EVERSTEP_POD_NAME": metadata["name"], "EVERSTEP_POD_UID": metadata["uid"]}
             return _start(run, f"agent-{metadata['name']}", environment | own, node)
 
-        processes = {kind: _start(run, kind, control) for kind in ("controller", "analyzer")}
+        processes = {
+            kind: _start(run, kind, environment | {"KUBECONFIG": str(where.of_user(account))})
+            for kind, account in accounts.items()
+        }
         try:
             for number in range(num_nodes):
                 rack = f"rack-{(num_nodes - number) // 2}"

@@ -16,6 +16,7 @@ from everstep.core.placement import BackupPlan, backup_placement, no_backup
 from everstep.core.replay import scheme_for
 from everstep.core.standby import standby_count
 from everstep.core.vocabulary import Rung
+from everstep.spec.pods import Pods
 from everstep.spec.policies import (
     PAPER_FAILURE_RATE_PER_DAY,
     PAPER_QUANTILE,
@@ -66,6 +67,7 @@ class JobSpec(SpecPart):
             "Label of cluster nodes by which slots are ordered, so that neighbours share a rack."
         ),
     )
+    pods: Pods = Field(default=Pods(), description="What machines are in a Kubernetes cluster.")
     environment: dict[str, str] = Field(
         default_factory=dict[str, str],
         description="Environment variables of the ranks, beside those that Everstep sets.",

@@ -29,6 +29,7 @@ from everstep.core.vocabulary import Observer, Symptom
 from everstep.spec.job import JobSpec
 from everstep.spec.load import load_spec
 from everstep.workers import metrics, registry, runtime, settings, stopping
+from everstep.workers.health import Health, polling
 from everstep.workers.local.faults import faults_directory
 from everstep.workers.local.folder import RunFolder
 from everstep.workers.reports import Reporter
@@ -105,6 +106,8 @@ async def main(name: str) -> int:
     given = settings.from_environment()
     spec = load_spec(given.spec_file)
     secret = given.secret()
+    health = Health()
+    await health.listen(given.host, given.health_port)
     client = await runtime.connect()
     reporter = Reporter(client, spec.name)
     monitor: Monitor | None = None
@@ -133,6 +136,7 @@ async def main(name: str) -> int:
     reporter_task = asyncio.create_task(reporter.run())
     senses_task: asyncio.Task[None] | None = None
     traces = TraceActivities(name, machine, EvidenceStore(given.evidence_url()))
+    RunFolder(given.run_directory).output.mkdir(parents=True, exist_ok=True)
     try:
         await machine.open()
         if given.watches_machine():
@@ -141,8 +145,10 @@ async def main(name: str) -> int:
         inspect = list[Inspection] if monitor is None else monitor.inspections
         told = metrics.AgentMetrics(machine, telemetry, reporter.alerts, inspect)
         metrics.serve(told, given, spec.name, f"agent-{name}")
-        async with registry.agent(client, spec.name, name, machine, traces):
-            await stop.wait()
+        ended = runtime.job_ended(client, spec.name) if given.ends_with_job else None
+        async with registry.agent(client, spec.name, name, machine, traces) as worker:
+            health.ready = polling(client, worker)
+            await stopping.until_stopped(stop, ended)
             await telemetry.farewell()
             await machine.close()
     finally:

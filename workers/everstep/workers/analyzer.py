@@ -27,8 +27,9 @@ from everstep.core.senses.silence import SilenceLimits
 from everstep.core.slow.sense import SlowSense
 from everstep.core.vocabulary import Observer, Symptom
 from everstep.spec.job import JobSpec
-from everstep.spec.load import load_spec
+from everstep.spec.load import read_spec
 from everstep.workers import clusters, metrics, registry, runtime, settings, stopping
+from everstep.workers.health import Health, polling
 from everstep.workers.local.folder import RunFolder
 from everstep.workers.reports import Reporter
 from everstep.workers.telemetry import TelemetryServer
@@ -128,11 +129,25 @@ async def expect_known(client: Client, job: str, watch: AgentWatch) -> None:
         return
 
 
+async def keep_state(client: Client, job: str, run_directory: Path) -> None:
+    """Write into the run's folder what commands read there, as `everstep run` does elsewhere."""
+    folder = RunFolder(run_directory)
+    config = client.service_client.config
+    where = {"own": False, "address": config.target_host, "namespace": client.namespace}
+    folder.write_state(job=job, phase="running", in_cluster=True, temporal=where, ui="")
+    await runtime.job_ended(client, job)
+    folder.write_state(phase="finished", ended_at_s=time.time())
+
+
 async def main() -> int:
     """Serve until told to stop."""
     stop = stopping.stop_requested()
     given = settings.from_environment()
-    spec = load_spec(given.spec_file)
+    # Not `load_spec`: the code need not lie where the analyzer runs.
+    spec = read_spec(given.spec_file)
+    health = Health()
+    await health.listen(given.host, given.health_port)
+    given.run_directory.mkdir(parents=True, exist_ok=True)
     steps = StepLog(RunFolder(given.run_directory).steps)
     watch = AgentWatch(spec.detection.agent_lost_after_s, spec.detection.reconnect_grace_s)
     votes = spec.detection.votes()
@@ -159,10 +174,13 @@ async def main() -> int:
         asyncio.create_task(expect_known(client, spec.name, watch)),
     ]
     if given.cluster == "kubernetes":
+        background.append(asyncio.create_task(keep_state(client, spec.name, given.run_directory)))
         looking = clusters.watch(given, spec.name, lambda m: m in watch.machines(), reporter.put)
         background.append(asyncio.create_task(looking))
-    async with registry.analyzer(client, spec.name, server):
-        await stop.wait()
+    ended = runtime.job_ended(client, spec.name) if given.ends_with_job else None
+    async with registry.analyzer(client, spec.name, server) as worker:
+        health.ready = polling(client, worker)
+        await stopping.until_stopped(stop, ended)
     for task in background:
         task.cancel()
     listening.close()

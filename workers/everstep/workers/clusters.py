@@ -26,7 +26,7 @@ AGAIN_S = 30.0
 
 
 @asynccontextmanager
-async def port(given: settings.WorkerSettings, folder: RunFolder) -> AsyncGenerator[ClusterPort]:
+async def port(given: settings.ProcessSettings, folder: RunFolder) -> AsyncGenerator[ClusterPort]:
     """The cluster that the settings name.
 
     Args:
@@ -48,7 +48,7 @@ async def port(given: settings.WorkerSettings, folder: RunFolder) -> AsyncGenera
 
 
 async def watch(
-    given: settings.WorkerSettings,
+    given: settings.ProcessSettings,
     job: str,
     hears: Callable[[str], bool],
     on_alert: Callable[[Alert], None],
@@ -70,7 +70,7 @@ async def watch(
 
 
 async def _watch(
-    given: settings.WorkerSettings,
+    given: settings.ProcessSettings,
     job: str,
     hears: Callable[[str], bool],
     on_alert: Callable[[Alert], None],

@@ -5,13 +5,34 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections.abc import Coroutine
 
 from everstep.agent.process import die_with
 
 
 def die_with_parent() -> None:
-    """Have the kernel kill this process when its parent ends; call it from the main thread."""
-    die_with(os.getppid())
+    """Have the kernel kill this process when its parent ends; call it from the main thread.
+
+    The first process of a container has none that it can see, and is ended with the container.
+    """
+    if parent := os.getppid():
+        die_with(parent)
+
+
+async def until_stopped(stop: asyncio.Event, other: Coroutine[None, None, None] | None) -> None:
+    """Wait until a stop is requested, or something else comes to its end.
+
+    Raises:
+        Exception: What the other raised.
+    """
+    waiting: list[asyncio.Future[object]] = [asyncio.ensure_future(stop.wait())]
+    if other is not None:
+        waiting.append(asyncio.ensure_future(other))
+    done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    for task in waiting:
+        task.cancel()
+    for task in done:
+        task.result()
 
 
 def stop_requested() -> asyncio.Event:

@@ -1,0 +1,113 @@
+"""A job from its manifests alone: every process with the variables and files that they give it."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import itertools
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+from temporalio.client import Client
+from temporalio.contrib.pydantic import pydantic_data_converter
+
+from everstep.activities.archive import load_incidents
+from everstep.core import names
+from everstep.workers.cluster import install
+from everstep.workers.cluster.launch import job_objects_with, new_secret
+from everstep.workers.cluster.pod import Submission
+from everstep.workers.cluster.submit import Target, job_input, submission
+from everstep.workers.local.folder import RunFolder
+from everstep.workers.starting import start_job
+from everstep.workflows.job import RunJob
+from tests.e2e.local import EXAMPLE
+from tests.fakes.pods import Host, Object, Pod, hosting, templates
+
+PATIENCE_S = 90.0
+
+
+def spec_file(folder: Path, kind: str) -> Path:
+    spec = {
+        "name": "gpt",
+        "command": ["python", "train.py", "--steps", "40", "--step-time-s", "0.1"],
+        "code": {"directory": str(EXAMPLE)},
+        "machines": 2,
+        "gpus_per_machine": 1,
+        "parallelism": {"dp": 2},
+        "standby": {"count": 1},
+        "ladder": {"probation_steps": 1, "probation_s": 0.2},
+        "safety": {"max_evicted_ratio": 1.0},
+        "pods": {"image": "train:1", "kind": kind},
+    }
+    file = folder / "job.yaml"
+    file.write_text(yaml.safe_dump(spec))  # pyright: ignore[reportUnknownMemberType]
+    return file
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline_s, f"not within {PATIENCE_S:.0f} s: {what}"
+        time.sleep(0.1)
+
+
+async def ended(address: str, job: str) -> int:
+    client = await Client.connect(address, data_converter=pydantic_data_converter)
+    handle = client.get_workflow_handle_for(RunJob.run, names.job_workflow_id(job))
+    return (await asyncio.wait_for(handle.result(), PATIENCE_S)).incidents
+
+
+def start_everything(host: Host, objects: list[Object]) -> list[Pod]:
+    """As a cluster would, each component's pods; those of machines, each on a node of its own."""
+    for component in ("controller", "analyzer"):
+        for name, template, size in templates(objects, component):
+            for number in range(size):
+                host.start(template, f"{name}-{number}", "infra")
+    nodes = itertools.count()
+    return [
+        host.start(template, f"{name}-{number}", f"node-{next(nodes)}")
+        for name, template, size in templates(objects, "machine")
+        for number in range(size)
+    ]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("kind", ["jobset", "statefulset"])
+def test_a_job_trains_on_what_its_manifests_say(
+    kind: str, tmp_path: Path, temporal_address: str
+) -> None:
+    wanted = install.Installation(temporal_address=temporal_address, temporal_namespace="default")
+    target = Target(wanted.namespace, install.controller_image(wanted))
+    given = submission(spec_file(tmp_path, kind), target)
+    objects = [*install.manifests(wanted), *job_objects_with(given, new_secret())]
+    # The API server's part is tested where there is one (tests/e2e/test_kubernetes.py).
+    with hosting(tmp_path, objects, {"EVERSTEP_CLUSTER": "local"}) as host:
+        agents = start_everything(host, objects)
+        asyncio.run(start(temporal_address, given))
+        for pod in host.pods:
+            pod.wait_ready()
+        run = RunFolder(host.claim(given.spec.pods.volume_claim) / "jobs" / given.job)
+        until(lambda: run.steps.exists() and len(run.steps.read_text().splitlines()) > 3, "steps")
+        # The node of the first training pod goes, with all that runs on it.
+        agents[0].process.kill()
+        assert asyncio.run(ended(temporal_address, given.job)) == 1
+        (record,) = load_incidents(run.incidents)
+        assert (record.evicted, record.replacements) == (("node-0",), ("node-2",))
+        assert len(list(run.output.glob("digest-*.json"))) == 2
+        if kind == "jobset":
+            # Pods of a JobSet end with their job, and so free their GPUs.
+            until(lambda: all(a.process.poll() == 0 for a in agents[1:]), "agents end")
+        assert run.metrics.joinpath("token").read_text() == token(objects)
+
+
+def token(objects: list[Object]) -> str:
+    (secret,) = [one for one in objects if one["kind"] == "Secret"]
+    return base64.b64decode(secret["data"]["metrics-token"]).decode()
+
+
+async def start(address: str, given: Submission) -> None:
+    client = await Client.connect(address, data_converter=pydantic_data_converter)
+    await start_job(client, job_input(given, from_scratch=False))
