@@ -5,16 +5,20 @@ Unchanged with KUBECONFIG set to a real server's: its pods are played by process
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from everstep.core.kubernetes_names import TOPOLOGY_RACK
 from everstep.core.vocabulary import Outcome, Rung, Symptom
+from everstep.selfcheck.faults import write_fault
+from everstep.workers.local import faults
 from everstep.workflows.job import RunJob
 from everstep.workflows.messages import UpdateRequest
+from tests.e2e.conftest import STEPS
 from tests.e2e.in_cluster import InCluster, in_cluster
-from tests.e2e.local import WAITER
+from tests.e2e.local import WAITER, Finished
 from tests.fakes.kube.where import NODES
 
 pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.timeout(300)]
@@ -98,3 +102,44 @@ async def test_a_job_on_pods_loses_a_node_and_a_pod_and_is_changed(
         (run.folder.output / "end").touch()
         result = await run.handle.result()
     assert (result.attempts, result.incidents) == (4, 3)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+async def test_a_trainer_on_pods_hangs_and_loses_a_node_and_ends_bit_equal(
+    tmp_path: Path, temporal_address: str, undisturbed: dict[int, str]
+) -> None:
+    """A pipeline goes for one rank's sake; its machines are tested, released, and wait again."""
+    command = ["python", "train.py", "--steps", str(STEPS), "--step-time-s", "1.0"]
+    spec: dict[str, object] = {
+        "command": command,
+        "detection": {"hang_after_at_least_s": 4.0},
+    }
+    async with in_cluster(tmp_path, temporal_address, 8, STEPS, 2, **spec) as run:
+        await run.until(lambda: newest_step(run) >= 5, "step 5")
+        hanging = (await run.shown())["1"]
+        fault = faults.Fault(faults.FaultKind.HANG, 0, 0.0, "", ("how=skip",))
+        write_fault(faults.faults_directory(run.folder.machines / hanging), fault.on(hanging))
+        await run.until(lambda: run.incidents and run.incidents[0].returned, "machines return")
+        await run.until(lambda: recovered(run, 1), "the first incident is over")
+        (hang,) = run.incidents
+        assert hang.finding.symptom is Symptom.JOB_HANG
+        assert hanging in hang.evicted
+        assert set(hang.returned) == set(hang.evicted)
+        for machine in hang.returned:
+            assert await run.taints(machine) == []
+        await run.until_shown()
+        roles = await run.roles()
+        assert {roles[machine] for machine in hang.returned} == {"standby"}
+
+        lost = (await run.shown())["0"]
+        await run.plays.lose(lost)
+        await run.until(lambda: recovered(run, 2), "the second incident is over")
+        assert await run.taints(lost) == ["everstep.dev/quarantine"]
+        await run.handle.result()
+        assert Finished(run.folder.path, 0, "", "").digests() == undisturbed
+
+
+def newest_step(run: InCluster) -> int:
+    lines = run.folder.steps.read_text().splitlines() if run.folder.steps.exists() else []
+    return int(json.loads(lines[-1])["step"]) if lines else 0
