@@ -84,6 +84,8 @@ def machine_template(given: Submission, role: str, restart: str) -> Object:
     if given.parcel is not None:
         spec["initContainers"] = [_unpacker(given)]
     marks = {**labels(given.job, "machine"), places.LABEL_SET: role, words.LABEL_ROLE: role}
+    if pods.share_nodes:
+        marks[words.LABEL_MACHINE] = "pod"
     return {"metadata": {"labels": marks}, "spec": spec}
 
 
