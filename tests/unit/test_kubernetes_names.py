@@ -13,6 +13,7 @@ def test_words_are_pinned() -> None:
         "LABEL_JOB": "everstep.dev/job",
         "LABEL_ROLE": "everstep.dev/role",
         "LABEL_SLOT": "everstep.dev/slot",
+        "LABEL_MACHINE": "everstep.dev/machine",
         "ANNOTATION_INCIDENT": "everstep.dev/incident",
         "ROLE_TRAINING": "training",
         "ROLE_STANDBY": "standby",

@@ -16,6 +16,7 @@ def pod(number: int, node: str | None = None, uid: str = "") -> Pod:
         name=f"gpt-{number}",
         uid=uid or f"u{number}",
         node=f"n{number}" if node is None else node,
+        machine=f"n{number}" if node is None else node,
         role="training",
         slot=str(number),
         ready=True,
@@ -130,3 +131,15 @@ def test_nodes_without_a_pod_of_the_job_are_no_matter() -> None:
     world = World()
     world.nodes["other"] = Node("other", Verdict.FAULTY, (Remark("x", "y", certain=True),))
     assert world.look() == []
+
+
+def test_pods_that_share_a_node_are_machines_of_their_own() -> None:
+    world = World()
+    world.pods["u1"] = replace(pod(1), node="n0", machine="gpt-1")
+    world.pods["u2"] = replace(pod(2), node="n0", machine="gpt-2")
+    assert world.look() == []
+    del world.pods["u1"]
+    (alert,) = world.look()
+    assert (alert.machine, alert.detail) == ("gpt-1", "pod gpt-1 on n0 is gone")
+    del world.nodes["n0"]
+    assert [alert.machine for alert in world.look()] == ["gpt-2", "n0"]

@@ -8,7 +8,7 @@ from everstep.core.vocabulary import Observer, Symptom
 from everstep.workers.node import NodeDesk, job_of, monitor_config, selection
 from everstep.workers.settings import NodeSettings
 
-ALERT = Alert(Observer.AGENT, Symptom.KERNEL_PANIC, 1.0, "kernel: Oops", machine="node-7")
+ALERT = Alert(Observer.AGENT, Symptom.OS_KERNEL_PANIC, 1.0, "kernel: Oops", machine="node-7")
 
 
 class Jobs:

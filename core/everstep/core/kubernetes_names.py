@@ -17,6 +17,8 @@ PREFIX = "everstep.dev"
 LABEL_JOB = f"{PREFIX}/job"
 LABEL_ROLE = f"{PREFIX}/role"
 LABEL_SLOT = f"{PREFIX}/slot"
+LABEL_MACHINE = f"{PREFIX}/machine"
+"""What a machine is named for: `pod` where pods share nodes, else for its node."""
 ANNOTATION_INCIDENT = f"{PREFIX}/incident"
 
 ROLE_TRAINING = "training"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 
 class Kind(StrEnum):
@@ -22,15 +23,31 @@ class Kind(StrEnum):
     """Likewise, after a watch was accepted; not even its end comes."""
 
 
+class Right(NamedTuple):
+    """To do something to a kind of object: by a Role in one namespace, or by a ClusterRole."""
+
+    group: str
+    resource: str
+    verb: str
+    namespaced: bool
+
+
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A request, in the words of a Role."""
+    """A request, in the words of a Role; the user is whoever showed that token."""
 
+    user: str
     verb: str
     group: str
     resource: str
     subresource: str
     namespace: str
+
+    @property
+    def right(self) -> Right:
+        """What its user must have been given."""
+        resource = f"{self.resource}/{self.subresource}" if self.subresource else self.resource
+        return Right(self.group, resource, self.verb, bool(self.namespace))
 
 
 Test = Callable[[Call], bool]

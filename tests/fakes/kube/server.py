@@ -22,7 +22,7 @@ from typing import Any
 from aiohttp import web
 
 from tests.fakes.kube.eviction import check_uid, delete_pod, evict
-from tests.fakes.kube.faults import Call, Fault, Faults, Kind
+from tests.fakes.kube.faults import Call, Fault, Faults, Kind, Right
 from tests.fakes.kube.patches import (
     Json,
     PatchTestFailedError,
@@ -77,6 +77,8 @@ class KubeServer:
         self.store = Store()
         self.faults = Faults()
         self.calls: set[Call] = set()
+        self.rights: dict[str, frozenset[Right]] = {}
+        """What users may do; who is not named here may do all."""
         self.bookmarks = bookmarks
         self.url = ""
 
@@ -91,6 +93,7 @@ class KubeServer:
         try:
             target = _target(request)
             self.calls.add(target.call)
+            self._check_right(target.call)
             fault = self.faults.take(target.call)
             if fault is not None:
                 await self._fail(request, fault)
@@ -108,6 +111,11 @@ class KubeServer:
             if error.retry_after_s is not None:
                 headers["Retry-After"] = str(error.retry_after_s)
             return web.json_response(error.body, status=error.code, headers=headers)
+
+    def _check_right(self, call: Call) -> None:
+        if call.user in self.rights and call.right not in self.rights[call.user]:
+            text = f'User "{call.user}" cannot {call.verb} resource "{call.right.resource}"'
+            raise ApiError(403, "Forbidden", text)
 
     async def _fail(self, request: web.Request, fault: Fault) -> None:
         if fault.kind is Kind.ANSWER:
@@ -290,7 +298,7 @@ async def serving(bookmarks: bool = False, port: int = 0) -> AsyncGenerator[Kube
         await runner.cleanup()
 
 
-def kubeconfig(url: str) -> Json:
+def kubeconfig(url: str, user: str = "tests") -> Json:
     """What a client needs to know of the server, as `kubectl` writes it."""
     return {
         "apiVersion": "v1",
@@ -301,7 +309,7 @@ def kubeconfig(url: str) -> Json:
         "clusters": [
             {"name": "fake", "cluster": {"server": url, "certificate-authority": str(CERTIFICATE)}}
         ],
-        "users": [{"name": "fake", "user": {"token": "unchecked"}}],
+        "users": [{"name": "fake", "user": {"token": user}}],
     }
 
 
@@ -321,7 +329,8 @@ def _target(request: web.Request) -> Target:
         "DELETE": "delete",
     }[request.method]
     group = key.prefix.split("/")[2] if key.prefix.startswith("/apis/") else ""
-    call = Call(verb, group, key.resource, part["subresource"], key.namespace)
+    user = request.headers.get("Authorization", "").removeprefix("Bearer ")
+    call = Call(user, verb, group, key.resource, part["subresource"], key.namespace)
     return Target(key, part["subresource"], call)
 
 

@@ -11,12 +11,18 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import yaml
+
 from everstep.activities.kube.connection import Connection, connected
 from everstep.core.errors import EverstepError
+from tests.fakes.kube.faults import Right
 from tests.fakes.kube.patches import Json
 from tests.fakes.kube.server import KubeServer, kubeconfig, serving
 
 NODES = "/api/v1/nodes"
+RBAC = Path(__file__).resolve().parents[3] / "deploy" / "base" / "rbac.yaml"
+CONTROLLER = "everstep-controller"
+ANALYZER = "everstep-analyzer"
 
 
 @dataclass
@@ -36,6 +42,16 @@ class Where:
     namespace: str
     server: KubeServer | None
     nodes: list[str] = field(default_factory=list[str])
+
+    def of_user(self, user: str) -> Path:
+        """A kubeconfig of somebody whose rights are those that the manifests give.
+
+        On a real server it is our own: rights there are whoever's KUBECONFIG is given.
+        """
+        if self.server is None:
+            return self.kubeconfig
+        self.server.rights[user] = rights_of(user)
+        return write_kubeconfig(self.kubeconfig.parent, self.server.url, user)
 
     @property
     def pods(self) -> str:
@@ -62,10 +78,7 @@ class Where:
         spec: Json = {"containers": [{"name": "agent", "image": "none"}]}
         if node:
             spec["nodeName"] = node
-        # A keyword cannot hold what a label's name does: `everstep_dev__job` is everstep.dev/job.
-        keys = {
-            k.replace("__", "/").replace("everstep_", "everstep."): v for k, v in labels.items()
-        }
+        keys = label_names(labels)
         pod = await self.api.post(
             self.pods, {"metadata": {"name": name, "labels": keys}, "spec": spec}
         )
@@ -76,9 +89,30 @@ class Where:
         return pod
 
 
-def write_kubeconfig(folder: Path, url: str) -> Path:
-    file = folder / "kubeconfig"
-    file.write_text(json.dumps(kubeconfig(url)))
+def rights_of(account: str) -> frozenset[Right]:
+    """What `deploy/base/rbac.yaml` gives an account; its roles bear its name."""
+    return frozenset(
+        Right(group, resource, verb, found["kind"] == "Role")
+        for found in yaml.safe_load_all(RBAC.read_text())
+        if found["kind"] in ("Role", "ClusterRole") and found["metadata"]["name"] == account
+        for rule in found["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    )
+
+
+def label_names(keywords: dict[str, str]) -> dict[str, str]:
+    """A keyword cannot hold what a label's name does: `everstep_dev__job` is everstep.dev/job."""
+    return {
+        key.replace("__", "/").replace("everstep_", "everstep."): value
+        for key, value in keywords.items()
+    }
+
+
+def write_kubeconfig(folder: Path, url: str, user: str = "tests") -> Path:
+    file = folder / f"kubeconfig-{user}"
+    file.write_text(json.dumps(kubeconfig(url, user)))
     return file
 
 

@@ -114,6 +114,7 @@ class KubernetesCluster(ClusterPort):
         """Let nothing new begin on the machine.
 
         Effect: its node is cordoned, has taint, annotation and condition; its pod holds no slot.
+            A node that pods share stays open: it is no machine.
         Idempotent by: job and incident in the annotation.
         Heartbeats: yes.
         Gives up when: it is not allowed to; a node that is gone needs no quarantine.
@@ -180,17 +181,17 @@ class KubernetesCluster(ClusterPort):
     async def _claim(self, incident: int, slot: int, info: MachineInfo) -> str:
         """Why the machine is refused; empty when it has the slot."""
         try:
-            node = await self._api.get(f"{NODES}/{info.machine}")
-        except NotThereError:
-            return f"node {info.machine} is not in the cluster any more"
-        if why := _against(node):
-            return why
-        try:
             pod = pod_of(await self._api.get(f"{self._pods}/{_pod_name(info)}"))
         except NotThereError:
             return f"pod {info.pod} is gone"
         if pod.uid != info.pod_uid or pod.ended:
             return f"pod {info.pod} {pod.why or 'is another one by now'}"
+        try:
+            node = await self._api.get(f"{NODES}/{pod.node}")
+        except NotThereError:
+            return f"node {pod.node} is not in the cluster any more"
+        if why := _against(node):
+            return why
         await self._show(info, ROLE_TRAINING, slot, incident)
         return ""
 
@@ -199,7 +200,7 @@ class KubernetesCluster(ClusterPort):
         lane = asyncio.Semaphore(AT_ONCE)
 
         async def show(pod: Pod) -> None:
-            slot = slot_of.get(pod.node)
+            slot = slot_of.get(pod.machine)
             role = ROLE_STANDBY if slot is None else ROLE_TRAINING
             wanted = "" if slot is None else str(slot)
             if pod.ended or pod.role == ROLE_EVICTED or (pod.role, pod.slot) == (role, wanted):
@@ -321,7 +322,7 @@ def _against(node: Json) -> str:
 
 def _seen(pod: Pod, node: Json | None, topology_label: str) -> SeenMachine:
     return SeenMachine(
-        machine=pod.node,
+        machine=pod.machine,
         slot=int(pod.slot) if pod.slot.isdigit() else None,
         quarantined=node is not None and is_quarantined(node),
         place="" if node is None else labels_of(node).get(topology_label, ""),

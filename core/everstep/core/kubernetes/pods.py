@@ -8,7 +8,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 from everstep.core.kubernetes.nodes import labels_of, spec_of
-from everstep.core.kubernetes_names import LABEL_ROLE, LABEL_SLOT, ROLE_EVICTED
+from everstep.core.kubernetes_names import (
+    LABEL_MACHINE,
+    LABEL_ROLE,
+    LABEL_SLOT,
+    ROLE_EVICTED,
+)
 
 ENDED_PHASES = ("Failed", "Succeeded")
 
@@ -20,7 +25,9 @@ class Pod:
     Attributes:
         name: Its name.
         uid: What tells it from an earlier or later one of that name.
-        node: Where it runs, which is the machine's name; empty before it is scheduled.
+        node: Where it runs; empty before it is scheduled.
+        machine: Name of the machine that it is: its node's, or its own where pods share nodes;
+            empty before it is scheduled.
         role: Label.
         slot: Label; empty without one.
         ready: Whether its agent serves.
@@ -32,6 +39,7 @@ class Pod:
     name: str
     uid: str
     node: str
+    machine: str
     role: str
     slot: str
     ready: bool
@@ -60,10 +68,13 @@ def pod_of(item: Mapping[str, Any]) -> Pod:
         since_s = seconds_of(deleted_at) - grace_s
     elif phase in ENDED_PHASES:
         why = f"has ended ({status.get('reason') or phase})"
+    node = spec_of(item).get("nodeName") or ""
+    shares = labels.get(LABEL_MACHINE) == "pod"
     return Pod(
         name=metadata["name"],
         uid=metadata["uid"],
-        node=spec_of(item).get("nodeName") or "",
+        node=node,
+        machine=metadata["name"] if shares and node else node,
         role=labels.get(LABEL_ROLE, ""),
         slot=labels.get(LABEL_SLOT, ""),
         ready="Ready" in true,

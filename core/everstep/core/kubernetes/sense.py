@@ -52,17 +52,17 @@ class ClusterSense:
             nodes: The cluster's nodes by name, all of them.
             now_s: Unix seconds.
         """
-        living = {pod.node for pod in pods.values() if pod.node and not pod.ended}
+        living = {pod.machine: pod.node for pod in pods.values() if pod.node and not pod.ended}
         here: dict[str, Alert] = {}
         for pod in self._gone(pods):
-            if pod.role != ROLE_EVICTED and pod.node not in living:
-                # What an earlier pod left says nothing of a later one on its node.
+            if pod.role != ROLE_EVICTED and pod.machine not in living:
+                # What an earlier pod left says nothing of a later one on its machine.
                 why = pod.why if pod.ended else "is gone"
                 since_s = now_s if pod.since_s is None else min(now_s, pod.since_s)
                 text = f"pod {pod.name} on {pod.node} {why}"
-                here[f"pod {pod.uid}"] = self._lost(pod.node, since_s, text)
-        for name in sorted(living):
-            here |= self._of_node(name, nodes.get(name), now_s)
+                here[f"pod {pod.uid}"] = self._lost(pod.machine, since_s, text)
+        for machine, node in sorted(living.items()):
+            here |= self._of_node(machine, node, nodes.get(node), now_s)
         new = [alert for key, alert in here.items() if key not in self._told]
         # A fault that has passed, and comes again, is told again.
         self._told = {key for key in self._told if key in here or key.startswith("pod ")}
@@ -76,23 +76,26 @@ class ClusterSense:
         missing = [pod for uid, pod in self._alive.items() if uid not in pods]
         return [*ending, *missing]
 
-    def _of_node(self, name: str, node: Node | None, now_s: float) -> dict[str, Alert]:
+    def _of_node(
+        self, machine: str, name: str, node: Node | None, now_s: float
+    ) -> dict[str, Alert]:
         if node is None:
             text = f"node {name} is not in the cluster any more"
-            return {f"node {name}": self._lost(name, now_s, text)}
+            return {f"node {machine}": self._lost(machine, now_s, text)}
         found: dict[str, Alert] = {}
         if node.readiness is not Verdict.HEALTHY:
             said = "is not ready" if node.readiness is Verdict.FAULTY else "does not say how it is"
-            if self._hears(name):
+            if self._hears(machine):
                 # Noted, and nothing is stopped for it.
                 text = f"node {name} {said}, while its agent is heard"
-                found[f"ready {name}"] = _of_part(
-                    name, Remark("readiness", text, certain=False), now_s
+                found[f"ready {machine}"] = _of_part(
+                    machine, Remark("readiness", text, certain=False), now_s
                 )
             else:
-                found[f"silent {name}"] = self._lost(name, now_s, f"node {name} {said}")
+                found[f"silent {machine}"] = self._lost(machine, now_s, f"node {name} {said}")
         for remark in node.remarks:
-            found[f"{name} {remark.source} {remark.certain}"] = _of_part(name, remark, now_s)
+            key = f"{machine} {remark.source} {remark.certain}"
+            found[key] = _of_part(machine, remark, now_s)
         return found
 
     @staticmethod

@@ -86,6 +86,8 @@ def machine_template(given: Submission, role: str, restart: str) -> Object:
     marks = {**labels(given.job, "machine"), places.LABEL_SET: role, words.LABEL_ROLE: role}
     if _node_senses(given):
         marks[places.LABEL_NODE_SENSES] = "true"
+    if pods.share_nodes:
+        marks[words.LABEL_MACHINE] = "pod"
     return {"metadata": {"labels": marks}, "spec": spec}
 
 
