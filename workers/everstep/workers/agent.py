@@ -28,7 +28,7 @@ from everstep.core.senses.inspection import Inspection
 from everstep.core.vocabulary import Observer, Symptom
 from everstep.spec.job import JobSpec
 from everstep.spec.load import load_spec
-from everstep.workers import metrics, registry, runtime, settings, stopping
+from everstep.workers import clusters, metrics, registry, runtime, settings, stopping
 from everstep.workers.health import Health, polling
 from everstep.workers.local.faults import faults_directory
 from everstep.workers.local.folder import RunFolder
@@ -108,6 +108,7 @@ async def main(name: str) -> int:
     """Serve until told to stop."""
     stop = stopping.stop_requested()
     given = settings.from_environment()
+    clusters.share_files(given)
     spec = load_spec(given.spec_file)
     secret = given.secret()
     health = Health()

@@ -66,7 +66,9 @@ def machine_template(given: Submission, role: str, restart: str) -> Object:
         "shareProcessNamespace": True,
         "securityContext": {
             "seccompProfile": {"type": "RuntimeDefault"},
-            **({} if pods.user is None else {"runAsUser": pods.user, "fsGroup": pods.user}),
+            # Of whatever user, they share the volume with controllers and the analyzer.
+            "fsGroup": CONTROLLER_USER,
+            **({} if pods.user is None else {"runAsUser": pods.user}),
         },
         "containers": [_agent(given, role)],
         "volumes": _machine_volumes(given),
@@ -215,7 +217,9 @@ def analyzer_template(given: Submission) -> Object:
         "enableServiceLinks": False,
         "securityContext": {
             "runAsNonRoot": True,
-            **_analyzer_user(given.spec),
+            "runAsUser": CONTROLLER_USER,
+            "runAsGroup": CONTROLLER_USER,
+            "fsGroup": CONTROLLER_USER,
             "seccompProfile": {"type": "RuntimeDefault"},
         },
         "containers": [container],
@@ -224,14 +228,8 @@ def analyzer_template(given: Submission) -> Object:
     return {"metadata": {"labels": labels(given.job, "analyzer")}, "spec": spec}
 
 
-def _analyzer_user(spec: JobSpec) -> Object:
-    # What both write lies on one volume.
-    user = spec.pods.user or CONTROLLER_USER
-    return {"runAsUser": user, "runAsGroup": user, "fsGroup": user}
-
-
 CONTROLLER_USER = 10001
-"""User of the controller's image."""
+"""User of the controller's image, and group of everybody who writes to the volume of runs."""
 
 ANALYZER_ACCOUNT = "everstep-analyzer"
 """Account of analyzers, from `deploy/base`."""
