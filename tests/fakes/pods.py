@@ -169,7 +169,7 @@ class Host:
     def _volume(self, volume: Object, pod: str) -> Path:
         if claim := volume.get("persistentVolumeClaim"):
             return self.claim(str(claim["claimName"]))
-        folder = self._folder / "volumes" / pod / volume["name"]
+        folder: Path = self._folder / "volumes" / pod / str(volume["name"])
         folder.mkdir(parents=True)
         for kind, key in (("Secret", "secret"), ("ConfigMap", "configMap")):
             source = volume.get(key)
@@ -178,7 +178,7 @@ class Host:
             found = self._objects.get((kind, source.get("secretName") or source.get("name")))
             assert found is not None or source.get("optional"), f"{pod} would wait for {source}"
             found = found or {}
-            coded = {**found.get("binaryData", {})}
+            coded: dict[str, str] = {**found.get("binaryData", {})}
             coded.update(found.get("data", {}) if kind == "Secret" else {})
             for name, content in coded.items():
                 (folder / name).write_bytes(base64.b64decode(content))
