@@ -80,6 +80,5 @@ def path_of(wanted: Json) -> str:
 
 
 def _job(found: Json) -> str | None:
-    labels = found["metadata"].get("labels") or {}
-    job: str | None = labels.get(LABEL_JOB)
-    return job
+    labels: dict[str, str] = found["metadata"].get("labels") or dict[str, str]()
+    return labels.get(LABEL_JOB)
