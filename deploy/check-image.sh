@@ -58,5 +58,6 @@ starts() { # IMAGE ARGUMENT...
 }
 starts localhost/everstep-controller python -m everstep.workers.controller
 starts localhost/everstep-controller python -m everstep.workers.analyzer
+starts localhost/everstep-controller python -m everstep.workers.node
 starts localhost/everstep-agent python -m everstep.workers.agent m0
 echo "both images build on a stand-in base and start as user 10001; the real bases were not tried"

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import kubernetes_validate
+import kubernetes_validate  # pyright: ignore[reportMissingTypeStubs] - it has none
 import pytest
 import yaml
 
@@ -26,7 +26,7 @@ from everstep.core import kubernetes_names as words
 from everstep.workers.cluster import install, job_objects, places, pod
 from everstep.workers.cluster.submit import Target, submission
 from everstep.workers.local import server
-from everstep.workers.settings import PREFIX, ControllerSettings, WorkerSettings
+from everstep.workers.settings import PREFIX, ControllerSettings, NodeSettings, WorkerSettings
 from everstep.workflows import story
 
 Object = dict[str, Any]
@@ -34,6 +34,7 @@ Object = dict[str, Any]
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
 VERSION = "1.36"
+KINDS = {"controller": ControllerSettings, "node": NodeSettings}
 UNVALIDATED = {"JobSet", "PodMonitor"}
 """Kinds of other people's: no schema of theirs is at hand."""
 
@@ -183,10 +184,12 @@ def test_every_variable_is_a_setting_and_every_program_is_there(everything: list
         module = container["command"][2]
         assert importlib.util.find_spec(module) is not None
         seen.add(module)
-        kind = ControllerSettings if module.endswith("controller") else WorkerSettings
+        kind = KINDS.get(module.rpartition(".")[2], WorkerSettings)
         known = {f"{PREFIX}{name.upper()}" for name in kind.model_fields} | {"EVERSTEP_MACHINE"}
         assert {entry["name"] for entry in container.get("env", [])} <= known
-    assert {"controller", "analyzer", "agent", "parcel"} <= {m.rpartition(".")[2] for m in seen}
+    assert {"controller", "analyzer", "node", "agent", "parcel"} <= {
+        m.rpartition(".")[2] for m in seen
+    }
 
 
 def test_what_is_mounted_is_a_volume_and_what_is_named_is_made(everything: list[Object]) -> None:
@@ -247,7 +250,7 @@ def test_each_machine_and_controller_has_one_budget(everything: list[Object]) ->
     for template in templates(everything):
         labels = template["metadata"]["labels"]
         num = sum(matches(budget["selector"], labels) for budget in budgets)
-        assert num == (0 if labels[places.COMPONENT] == "analyzer" else 1), labels
+        assert num == (0 if labels[places.COMPONENT] in ("analyzer", "node") else 1), labels
 
 
 def test_no_set_selects_by_what_changes(everything: list[Object]) -> None:
@@ -262,15 +265,22 @@ def test_everybody_is_denied_who_is_not_let_in(everything: list[Object]) -> None
     rules = [one["spec"] for one in everything if one["kind"] == "NetworkPolicy"]
     for template in templates(everything):
         labels = template["metadata"]["labels"]
+        if template["spec"].get("hostNetwork"):
+            # Policies do not hold there; it listens on loopback alone.
+            assert labels[places.COMPONENT] == "node"
+            continue
         applied = [rule for rule in rules if matches(rule["podSelector"], labels)]
         assert len(applied) >= 2, "the general denial, and its own"
         allowed = [peer for rule in applied for peer in rule.get("ingress", [])]
         assert all(peer.get("from") for peer in allowed), "an open door"
 
 
-def test_training_pods_run_unprivileged_and_without_a_token(everything: list[Object]) -> None:
+def test_nobody_is_privileged_but_who_reads_the_kernel_log(everything: list[Object]) -> None:
     for template in templates(everything):
         spec = template["spec"]
+        if template["metadata"]["labels"][places.COMPONENT] == "node":
+            assert spec["containers"][0]["securityContext"]["privileged"]
+            continue
         if template["metadata"]["labels"][places.COMPONENT] == "machine":
             assert spec["automountServiceAccountToken"] is False
         for container in (*spec["containers"], *spec.get("initContainers", [])):

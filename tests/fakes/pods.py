@@ -16,7 +16,7 @@ import time
 import urllib.error
 import urllib.request
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -168,7 +168,7 @@ class Host:
 
     def _volume(self, volume: Object, pod: str) -> Path:
         if claim := volume.get("persistentVolumeClaim"):
-            return self.claim(claim["claimName"])
+            return self.claim(str(claim["claimName"]))
         folder = self._folder / "volumes" / pod / volume["name"]
         folder.mkdir(parents=True)
         for kind, key in (("Secret", "secret"), ("ConfigMap", "configMap")):
@@ -188,7 +188,7 @@ class Host:
 @contextmanager
 def hosting(
     folder: Path, objects: Sequence[Object], extra: Mapping[str, str] | None = None
-) -> Iterator[Host]:
+) -> Generator[Host]:
     """This host as a cluster, until the end of the block."""
     host = Host(folder, objects, extra)
     try:

@@ -143,40 +143,40 @@ async def test_whoever_may_not_ask_is_told_nothing_good(cluster: Cluster, config
     assert "kubectl auth can-i --list --as system:serviceaccount" in found.fix
 
 
-@pytest.mark.parametrize(
-    ("path", "said", "item", "state", "words"),
-    [
-        (
-            NAMESPACE,
-            {"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "baseline"}}},
-            "namespace everstep",
-            State.MISSING,
-            "SYS_PTRACE",
-        ),
-        ("/api/v1/nodes", {"items": [{"status": {}}]}, "GPUs", State.MISSING, "none of 1 nodes"),
-        (
-            f"{NAMESPACE}/persistentvolumeclaims/everstep-runs",
-            {"spec": {"accessModes": ["ReadWriteOnce"]}, "status": {"phase": "Bound"}},
-            "volume of runs",
-            State.UNCLEAR,
-            "only one node",
-        ),
-        (
-            f"{NAMESPACE}/persistentvolumeclaims/everstep-runs",
-            {"spec": {}, "status": {"phase": "Pending"}},
-            "volume of runs",
-            State.MISSING,
-            "Pending",
-        ),
-        (
-            "/apis/apps/v1/namespaces/everstep/deployments/everstep-controller",
-            {"spec": {"replicas": 2}, "status": {}},
-            "controllers",
-            State.MISSING,
-            "none of 2",
-        ),
-    ],
-)
+CASES: list[tuple[str, Object, str, State, str]] = [
+    (
+        NAMESPACE,
+        {"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "baseline"}}},
+        "namespace everstep",
+        State.MISSING,
+        "SYS_PTRACE",
+    ),
+    ("/api/v1/nodes", {"items": [{"status": {}}]}, "GPUs", State.MISSING, "none of 1 nodes"),
+    (
+        f"{NAMESPACE}/persistentvolumeclaims/everstep-runs",
+        {"spec": {"accessModes": ["ReadWriteOnce"]}, "status": {"phase": "Bound"}},
+        "volume of runs",
+        State.UNCLEAR,
+        "only one node",
+    ),
+    (
+        f"{NAMESPACE}/persistentvolumeclaims/everstep-runs",
+        {"spec": {}, "status": {"phase": "Pending"}},
+        "volume of runs",
+        State.MISSING,
+        "Pending",
+    ),
+    (
+        "/apis/apps/v1/namespaces/everstep/deployments/everstep-controller",
+        {"spec": {"replicas": 2}, "status": {}},
+        "controllers",
+        State.MISSING,
+        "none of 2",
+    ),
+]
+
+
+@pytest.mark.parametrize(("path", "said", "item", "state", "words"), CASES)
 async def test_what_is_there_and_will_not_do(
     path: str, said: Object, item: str, state: State, words: str, cluster: Cluster, config: Path
 ) -> None:

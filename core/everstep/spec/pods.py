@@ -80,6 +80,13 @@ class Pods(SpecPart):
         default=False,
         description="Whether pods of the job may share a node: for trying out, on one host.",
     )
+    node_senses: bool = Field(
+        default=True,
+        description=(
+            "Whether `everstep-node` watches kernel log and network of the nodes; else agents do,"
+            " as far as their pods see."
+        ),
+    )
     pod_monitor: bool = Field(
         default=False, description="Whether to add a PodMonitor for the Prometheus operator."
     )

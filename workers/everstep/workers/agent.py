@@ -20,7 +20,7 @@ from everstep.agent.config import MachineConfig
 from everstep.agent.machine import Machine
 from everstep.agent.probes.host import own_cgroup
 from everstep.agent.probes.links import Relevance
-from everstep.agent.probes.monitor import Monitor, MonitorConfig
+from everstep.agent.probes.monitor import Monitor, MonitorConfig, Part
 from everstep.agent.telemetry import TelemetryClient
 from everstep.core import evidence
 from everstep.core.model import Alert, MachineEvent, RankExit, RankProgress, RanksStarted
@@ -28,7 +28,7 @@ from everstep.core.senses.inspection import Inspection
 from everstep.core.vocabulary import Observer, Symptom
 from everstep.spec.job import JobSpec
 from everstep.spec.load import load_spec
-from everstep.workers import metrics, registry, runtime, settings, stopping
+from everstep.workers import clusters, metrics, registry, runtime, settings, stopping
 from everstep.workers.health import Health, polling
 from everstep.workers.local.faults import faults_directory
 from everstep.workers.local.folder import RunFolder
@@ -37,6 +37,9 @@ from everstep.workers.reports import Reporter
 logger = logging.getLogger(__name__)
 
 FAREWELL_PATIENCE_S = 1.0
+
+OF_THE_NODE = frozenset({Part.KERNEL_LOG, Part.NETWORK})
+"""What `everstep.workers.node` looks at, and a pod sees a part of at best."""
 
 
 def alert_of(rank_exit: RankExit) -> Alert:
@@ -97,6 +100,7 @@ def monitor_config(
         own_cgroup=own_cgroup(),
         own_pids=lambda: process.strays(str((folder.machines / name).resolve()), None),
         accept_programs=given.kernel_log_of_programs,
+        parts=frozenset(Part) - OF_THE_NODE if given.node_senses else frozenset(Part),
     )
 
 
@@ -104,6 +108,7 @@ async def main(name: str) -> int:
     """Serve until told to stop."""
     stop = stopping.stop_requested()
     given = settings.from_environment()
+    clusters.share_files(given)
     spec = load_spec(given.spec_file)
     secret = given.secret()
     health = Health()

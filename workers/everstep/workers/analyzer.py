@@ -143,6 +143,7 @@ async def main() -> int:
     """Serve until told to stop."""
     stop = stopping.stop_requested()
     given = settings.from_environment()
+    clusters.share_files(given)
     # Not `load_spec`: the code need not lie where the analyzer runs.
     spec = read_spec(given.spec_file)
     health = Health()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from importlib.util import find_spec
@@ -23,6 +24,12 @@ logger = logging.getLogger(__name__)
 
 AGAIN_S = 30.0
 """After a watch could not begin: a token that is not there yet, say."""
+
+
+def share_files(given: settings.ProcessSettings) -> None:
+    """Let the group write what this process makes: pods of several users share a volume by it."""
+    if given.cluster == "kubernetes":
+        os.umask(0o002)
 
 
 @asynccontextmanager

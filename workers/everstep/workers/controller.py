@@ -15,6 +15,7 @@ async def main() -> int:
     """Poll until told to stop."""
     stop = stopping.stop_requested()
     given = settings.read(settings.ControllerSettings)
+    clusters.share_files(given)
     health = Health()
     await health.listen(given.host, given.health_port)
     folder = RunFolder(given.folder())

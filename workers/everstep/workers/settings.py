@@ -92,6 +92,15 @@ class ControllerSettings(ProcessSettings):
         return self.evidence or str(self.folder() / "evidence")
 
 
+class NodeSettings(ProcessSettings):
+    """What the process is told that watches a cluster's node for the jobs that run there."""
+
+    machine: str = Field(min_length=1, description="Name of the node (`spec.nodeName`).")
+    kernel_log_of_programs: bool = Field(
+        default=False, description="Whether lines that programs write to the kernel log count."
+    )
+
+
 class WorkerSettings(ProcessSettings):
     """What an analyzer or an agent is told when it starts."""
 
@@ -123,6 +132,10 @@ class WorkerSettings(ProcessSettings):
     ends_with_job: bool = Field(
         default=False,
         description="Whether an agent or analyzer ends when its job has, so that its pod does.",
+    )
+    node_senses: bool = Field(
+        default=False,
+        description="Whether the node's own process watches kernel log and network, not the agent.",
     )
     inject_faults: bool = Field(
         default=False,

@@ -89,7 +89,8 @@ def _namespace(name: str, found: Found) -> Finding:
         return _unclear(item, found)
     if found is None:
         return missing(item, "there is none", f"Run: {rights.INSTALL}")
-    level = (found["metadata"].get("labels") or {}).get("pod-security.kubernetes.io/enforce")
+    labels: dict[str, str] = found["metadata"].get("labels") or dict[str, str]()
+    level = labels.get("pod-security.kubernetes.io/enforce")
     if level in ("baseline", "restricted"):
         return missing(
             item,

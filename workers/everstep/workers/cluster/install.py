@@ -59,7 +59,7 @@ def controller_image(wanted: Installation) -> str:
 
 
 def _changed(found: Object, wanted: Installation) -> Object:
-    if found["kind"] == "Deployment" and wanted.image is not None:
+    if found["kind"] in ("Deployment", "DaemonSet") and wanted.image is not None:
         for container in found["spec"]["template"]["spec"]["containers"]:
             container["image"] = wanted.image
     if found["kind"] == "ConfigMap" and found["metadata"]["name"] == places.TEMPORAL:

@@ -102,7 +102,7 @@ def _refuse_others(given: Submission, runs: bool | None, known: Object | None) -
                 "Give the job another name, or name its namespace: --namespace.",
             )
         return
-    annotations = known["metadata"].get("annotations") or {}
+    annotations: dict[str, str] = known["metadata"].get("annotations") or dict[str, str]()
     same = annotations.get(places.ANNOTATION_SUBMITTED) == job_objects.submitted(given)
     if runs and not same:
         raise InputError(

@@ -12,6 +12,9 @@ COMPONENT = "app.kubernetes.io/component"
 LABEL_SET = "everstep.dev/set"
 """Which set of pods one belongs to, for good; role and slot change (`core.kubernetes_names`)."""
 
+LABEL_NODE_SENSES = "everstep.dev/node-senses"
+"""On pods whose job wants to hear what their node's own process sees."""
+
 ANNOTATION_SUBMITTED = "everstep.dev/submitted"
 """Digest of what was submitted under a job's name."""
 

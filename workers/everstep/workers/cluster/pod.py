@@ -66,7 +66,9 @@ def machine_template(given: Submission, role: str, restart: str) -> Object:
         "shareProcessNamespace": True,
         "securityContext": {
             "seccompProfile": {"type": "RuntimeDefault"},
-            **({} if pods.user is None else {"runAsUser": pods.user, "fsGroup": pods.user}),
+            # Of whatever user, they share the volume with controllers and the analyzer.
+            "fsGroup": CONTROLLER_USER,
+            **({} if pods.user is None else {"runAsUser": pods.user}),
         },
         "containers": [_agent(given, role)],
         "volumes": _machine_volumes(given),
@@ -84,6 +86,8 @@ def machine_template(given: Submission, role: str, restart: str) -> Object:
     if given.parcel is not None:
         spec["initContainers"] = [_unpacker(given)]
     marks = {**labels(given.job, "machine"), places.LABEL_SET: role, words.LABEL_ROLE: role}
+    if _node_senses(given):
+        marks[places.LABEL_NODE_SENSES] = "true"
     if pods.share_nodes:
         marks[words.LABEL_MACHINE] = "pod"
     return {"metadata": {"labels": marks}, "spec": spec}
@@ -213,7 +217,9 @@ def analyzer_template(given: Submission) -> Object:
         "enableServiceLinks": False,
         "securityContext": {
             "runAsNonRoot": True,
-            **_analyzer_user(given.spec),
+            "runAsUser": CONTROLLER_USER,
+            "runAsGroup": CONTROLLER_USER,
+            "fsGroup": CONTROLLER_USER,
             "seccompProfile": {"type": "RuntimeDefault"},
         },
         "containers": [container],
@@ -222,14 +228,8 @@ def analyzer_template(given: Submission) -> Object:
     return {"metadata": {"labels": labels(given.job, "analyzer")}, "spec": spec}
 
 
-def _analyzer_user(spec: JobSpec) -> Object:
-    # What both write lies on one volume.
-    user = spec.pods.user or CONTROLLER_USER
-    return {"runAsUser": user, "runAsGroup": user, "fsGroup": user}
-
-
 CONTROLLER_USER = 10001
-"""User of the controller's image."""
+"""User of the controller's image, and group of everybody who writes to the volume of runs."""
 
 ANALYZER_ACCOUNT = "everstep-analyzer"
 """Account of analyzers, from `deploy/base`."""
@@ -286,6 +286,11 @@ def _job_env(given: Submission) -> list[Object]:
     return [{"name": name, "value": value} for name, value in settings.items()]
 
 
+def _node_senses(given: Submission) -> bool:
+    # A node's process knows machines by their nodes' names alone.
+    return given.spec.pods.node_senses and not given.spec.pods.share_nodes
+
+
 def _machine_env(given: Submission) -> list[Object]:
     name = "metadata.name" if given.spec.pods.share_nodes else "spec.nodeName"
     ends = given.spec.pods.kind == "jobset"
@@ -293,6 +298,7 @@ def _machine_env(given: Submission) -> list[Object]:
         _of_pod(_MACHINE, name),
         _of_pod("EVERSTEP_POD_NAME", "metadata.name"),
         _of_pod("EVERSTEP_POD_UID", "metadata.uid"),
+        {"name": "EVERSTEP_NODE_SENSES", "value": str(_node_senses(given)).lower()},
         # A StatefulSet would start it again for ever.
         {"name": "EVERSTEP_ENDS_WITH_JOB", "value": str(ends).lower()},
         {

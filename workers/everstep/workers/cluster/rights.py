@@ -88,7 +88,7 @@ async def look(connection: Connection, namespace: str, job_sets: bool) -> list[F
                 f"system:serviceaccount:{namespace}:{account}",
                 f"Run: {INSTALL}",
             )
-            for account in ("everstep-controller", "everstep-analyzer")
+            for account in ("everstep-controller", "everstep-analyzer", "everstep-node")
         ],
         await _look(
             connection,
