@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Iterable, Iterator
+from collections.abc import Awaitable, Generator, Iterable
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -51,7 +51,7 @@ def main() -> int:
 
 
 @contextmanager
-def _server() -> Iterator[str]:
+def _server() -> Generator[str]:
     """The stand-in's address."""
     command = [sys.executable, "-m", "tests.fakes.kube"]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)

@@ -13,7 +13,7 @@ from tests.fakes.kube.where import ANALYZER, CONTROLLER, Where, anywhere, rights
 
 from everstep.activities.kube import watch as kube_watch
 from everstep.activities.kube.cluster import KubernetesCluster
-from everstep.activities.kube.connection import connected
+from everstep.activities.kube.connection import Json, connected
 from everstep.activities.kube.watch import ClusterWatch
 from everstep.core.model import Alert, MachineInfo
 from everstep.workflows.messages import (
@@ -57,7 +57,7 @@ def used(where: Where, user: str) -> frozenset[object]:
 async def test_a_controller_uses_its_rights(where: Where) -> None:
     one, two = await machine(where, 0), await machine(where, 1)
     sets = f"/apis/apps/v1/namespaces/{where.namespace}/statefulsets"
-    spec = {"replicas": 0, "selector": {}, "template": {}}
+    spec: Json = {"replicas": 0, "selector": {}, "template": {}}
     name = f"everstep-{JOB}-standby"
     await where.api.post(sets, {"metadata": {"name": name}, "spec": spec})
     call = ActivityEnvironment().run

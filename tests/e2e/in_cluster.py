@@ -23,6 +23,7 @@ from temporalio.service import RPCError
 from everstep.activities.archive import load_incidents
 from everstep.activities.kube.connection import Json
 from everstep.core import names
+from everstep.core.kubernetes.objects import entries
 from everstep.core.kubernetes_names import LABEL_ROLE, LABEL_SLOT, TOPOLOGY_RACK, standby_set
 from everstep.core.record import IncidentRecord
 from everstep.spec.job import JobSpec
@@ -111,7 +112,7 @@ class InCluster:
 
     async def taints(self, node: str) -> list[str]:
         found = await self.where.api.get(f"{NODES}/{node}")
-        return [taint["key"] for taint in found["spec"].get("taints") or []]
+        return [str(taint["key"]) for taint in entries(found, "spec", "taints")]
 
 
 @asynccontextmanager

@@ -93,7 +93,7 @@ async def test_a_job_on_pods_loses_a_node_and_a_pod_and_is_changed(
         # A hot update leaves pods and agents alone.
         before = {pod["metadata"]["uid"] for pod in await run.pods()}
         update = UpdateRequest("ada", settings=(("NAME", "x"),), urgent=True)
-        answer = await run.handle.execute_update(RunJob.hot_update, update)
+        answer = await run.handle.execute_update(RunJob.hot_update, update)  # pyright: ignore[reportUnknownMemberType]
         assert answer.refused == ()
         await run.until(lambda: runs(run, 4), "attempt 4 runs")
         await run.until(lambda: recovered(run, 3), "the third incident is over")

@@ -22,6 +22,7 @@ from tests.fault.marking import carry_out, dies_at
 from everstep.activities.kube.cluster import KubernetesCluster
 from everstep.activities.kube.connection import ChangedError, Json
 from everstep.core.faultpoint import CLUSTER_POINTS, ClusterPoint
+from everstep.core.kubernetes.objects import annotations_of
 from everstep.core.model import MachineInfo
 from everstep.workflows.messages import (
     ClaimOrder,
@@ -67,8 +68,7 @@ class Node:
         """All that Everstep may change on the node."""
         node = await self.where.api.get(self.path)
         conditions = {c["type"]: c["status"] for c in node["status"]["conditions"]}
-        annotations = node["metadata"].get("annotations") or {}
-        marks = json.loads(annotations.get("everstep.dev/quarantined-by", "[]"))
+        marks = json.loads(annotations_of(node).get("everstep.dev/quarantined-by", "[]"))
         return {
             "cordoned": bool(node["spec"].get("unschedulable")),
             "taints": sorted(taint["key"] for taint in node["spec"].get("taints", [])),

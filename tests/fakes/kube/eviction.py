@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from everstep.core.kubernetes.objects import part
 from tests.fakes.kube.patches import Json
 from tests.fakes.kube.selectors import matches
 from tests.fakes.kube.store import ApiError, Key, Store, now_text
@@ -18,7 +19,7 @@ def evict(store: Store, key: Key, given: Json) -> None:
         ApiError: 404; 409 for another pod of that name; 429 for a budget; 500 for two.
     """
     pod = store.get(key)
-    options = given.get("deleteOptions") or {}
+    options: Json = dict(part(given, "deleteOptions"))
     check_uid(key, pod, options)
     metadata = pod["metadata"]
     if "deletionTimestamp" in metadata:
@@ -61,7 +62,7 @@ def delete_pod(store: Store, key: Key, options: Json) -> Json:
 
 
 def check_uid(key: Key, item: Json, options: Json) -> None:
-    wanted = (options.get("preconditions") or {}).get("uid")
+    wanted = part(options, "preconditions").get("uid")
     found = item["metadata"]["uid"]
     if wanted not in (None, found):
         text = f'{key.resource} "{key.name}": the UID in the precondition ({wanted}) does not match'

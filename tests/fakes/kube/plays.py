@@ -19,6 +19,7 @@ import psutil
 
 from everstep.activities.kube.connection import Json, NotThereError
 from everstep.core.errors import EverstepError
+from everstep.core.kubernetes.objects import entries
 from tests.fakes.kube.eviction import is_ready
 from tests.fakes.kube.selectors import matches
 from tests.fakes.kube.where import NODES, Where, label_names
@@ -210,5 +211,5 @@ def kill_all(pid: int) -> None:
 
 def _is_open(node: Json, dead: set[str]) -> bool:
     spec = node["spec"]
-    taints = [t for t in spec.get("taints") or [] if t["effect"] != "PreferNoSchedule"]
+    taints = [t for t in entries(node, "spec", "taints") if t["effect"] != "PreferNoSchedule"]
     return not spec.get("unschedulable") and not taints and node["metadata"]["name"] not in dead

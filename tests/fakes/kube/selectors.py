@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from everstep.core.kubernetes.objects import part
 from tests.fakes.kube.patches import Json
 from tests.fakes.kube.store import ApiError
 
@@ -52,36 +53,33 @@ def _split(labels: str) -> list[str]:
     return [part.strip() for part in re.findall(r"(?:[^,(]|\([^)]*\))+", labels)]
 
 
-def _label(part: str) -> Test:
-    if found := re.fullmatch(r"(\S+) (in|notin) \(([^)]*)\)", part):
+def _label(text: str) -> Test:
+    if found := re.fullmatch(r"(\S+) (in|notin) \(([^)]*)\)", text):
         key, kind, inside = found.groups()
         values = [value.strip() for value in inside.split(",")]
         operator = "In" if kind == "in" else "NotIn"
         rule = {"key": key, "operator": operator, "values": values}
-    elif found := re.fullmatch(r"([^=!\s]+)\s*(==?|!=)\s*([^=!\s]*)", part):
+    elif found := re.fullmatch(r"([^=!\s]+)\s*(==?|!=)\s*([^=!\s]*)", text):
         key, kind, value = found.groups()
         rule = {"key": key, "operator": "NotIn" if kind == "!=" else "In", "values": [value]}
-    elif found := re.fullmatch(r"(!?)([^=!\s]+)", part):
+    elif found := re.fullmatch(r"(!?)([^=!\s]+)", text):
         operator = "DoesNotExist" if found[1] else "Exists"
         rule = {"key": found[2], "operator": operator}
     else:
-        raise ApiError(400, "BadRequest", f"unable to parse requirement: {part}")
+        raise ApiError(400, "BadRequest", f"unable to parse requirement: {text}")
     return lambda item: matches(item, {"matchExpressions": [rule]})
 
 
-def _field(resource: str, part: str) -> Test:
-    key, negated, value = part.partition("!=") if "!=" in part else part.partition("=")
+def _field(resource: str, text: str) -> Test:
+    key, negated, value = text.partition("!=") if "!=" in text else text.partition("=")
     if key not in FIELDS.get(resource, ("metadata.name", "metadata.namespace")):
         raise ApiError(400, "BadRequest", f"field label not supported: {key}")
     wanted = value.removeprefix("=")
 
     def test(item: Json) -> bool:
-        found: Any = item
-        for name in key.split("."):
-            found = found.get(name) if isinstance(found, dict) else None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-        text = (
-            "" if found is None else str(found).lower() if isinstance(found, bool) else str(found)
-        )  # pyright: ignore[reportUnknownArgumentType]
-        return (text == wanted) is (negated != "!=")
+        *parents, last = key.split(".")
+        found: Any = part(item, *parents).get(last, "")
+        said = str(found).lower() if isinstance(found, bool) else str(found)
+        return (said == wanted) is (negated != "!=")
 
     return test

@@ -100,14 +100,14 @@ class KubeServer:
             if target.call.verb == "watch":
                 return await self._watch(request, target, fault)
             raw = await request.read()
-            body = json.loads(raw) if raw else {}
+            body: Any = json.loads(raw or b"{}")
             answer = self._answer(request, target, body)
             if fault is not None and fault.kind is Kind.CUT_AFTER:
                 _cut(request)
             code = 201 if request.method == "POST" else 200
             return web.json_response(answer, status=code)
         except ApiError as error:
-            headers = {}
+            headers: dict[str, str] = {}
             if error.retry_after_s is not None:
                 headers["Retry-After"] = str(error.retry_after_s)
             return web.json_response(error.body, status=error.code, headers=headers)

@@ -20,7 +20,8 @@ from everstep.activities.kube.connection import (
 from everstep.activities.kube.nodes import NODES, Nodes
 from everstep.core import faultpoint
 from everstep.core.errors import PermanentError, TransientError
-from everstep.core.kubernetes.nodes import is_quarantined, labels_of, readiness, remarks_of
+from everstep.core.kubernetes.nodes import is_quarantined, readiness, remarks_of
+from everstep.core.kubernetes.objects import labels_of
 from everstep.core.kubernetes.pods import Pod, pod_of, text_of
 from everstep.core.kubernetes.quarantine import Mark
 from everstep.core.kubernetes_names import (

@@ -16,10 +16,10 @@ import aiohttp
 from kubernetes.aio import config
 from kubernetes.aio.client import ApiClient, Configuration
 from kubernetes.aio.client.exceptions import OpenApiException
-from kubernetes.aio.client.rest import RESTResponse
 from kubernetes.aio.config import ConfigException
 
 from everstep.core.errors import EverstepError, InputError, PermanentError, TransientError
+from everstep.core.kubernetes.objects import entries
 
 Json = dict[str, Any]
 
@@ -75,7 +75,8 @@ class Connection:
     """
 
     def __init__(self, api: ApiClient) -> None:
-        self._api = api
+        # Parts of the library have no annotations; what comes of it is typed here.
+        self._api: Any = api
 
     async def get(self, path: str, query: Mapping[str, str] | None = None) -> Json:
         """Read an object or a list.
@@ -116,7 +117,7 @@ class Connection:
         try:
             if response.status >= 400:
                 raise error_of(response.status, await self._body(response, path))
-            async for line in response.response.content:
+            async for line in response.content:
                 event: Json = json.loads(line)
                 if event["type"] == "ERROR":
                     raise error_of(int(event["object"].get("code", 500)), event["object"])
@@ -124,7 +125,7 @@ class Connection:
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise TransientError(f"the watch of {path} was cut off: {_text(error)}") from error
         finally:
-            response.response.close()
+            response.close()
 
     async def _ask(
         self,
@@ -149,7 +150,7 @@ class Connection:
         body: Json | None,
         content_type: str,
         limits: aiohttp.ClientTimeout,
-    ) -> RESTResponse:
+    ) -> aiohttp.ClientResponse:
         try:
             method, url, headers, sent, _ = await self._api.param_serialize(
                 method,
@@ -159,12 +160,14 @@ class Connection:
                 body=body,
                 auth_settings=["BearerToken"],
             )
-            return await self._api.call_api(method, url, headers, sent, _request_timeout=limits)
+            answer = await self._api.call_api(method, url, headers, sent, _request_timeout=limits)
+            response: aiohttp.ClientResponse = answer.response
+            return response
         except (aiohttp.ClientError, OSError, OpenApiException, ConfigException) as error:
             # A token file may be empty for a moment while it is rotated.
             raise TransientError(f"no answer to {method} {path}: {_text(error)}") from error
 
-    async def _body(self, response: RESTResponse, path: str) -> Json:
+    async def _body(self, response: aiohttp.ClientResponse, path: str) -> Json:
         try:
             return dict(json.loads(await response.read() or b"{}"))
         except (aiohttp.ClientError, OSError) as error:
@@ -183,14 +186,9 @@ async def connected(kubeconfig: str | None) -> AsyncGenerator[Connection]:
     Raises:
         InputError: There is neither, or the file cannot be read.
     """
-    configuration = Configuration()
+    configuration: Any = Configuration()
     try:
-        if kubeconfig:
-            await config.load_kube_config(kubeconfig, client_configuration=configuration)
-        else:
-            _own_or_home(configuration)
-            if not configuration.api_key:
-                await config.load_kube_config(client_configuration=configuration)
+        await _load(configuration, kubeconfig)
     except (ConfigException, OSError, ValueError, TypeError, KeyError) as error:
         where = kubeconfig or "this process runs in no pod, and ~/.kube/config"
         raise InputError(
@@ -201,11 +199,15 @@ async def connected(kubeconfig: str | None) -> AsyncGenerator[Connection]:
         yield Connection(api)
 
 
-def _own_or_home(configuration: Configuration) -> None:
+async def _load(configuration: Any, kubeconfig: str | None) -> None:
+    library: Any = config
+    if kubeconfig:
+        await library.load_kube_config(kubeconfig, client_configuration=configuration)
+        return
     try:
-        config.load_incluster_config(client_configuration=configuration)
+        library.load_incluster_config(client_configuration=configuration)
     except ConfigException:
-        configuration.api_key = {}
+        await library.load_kube_config(client_configuration=configuration)
 
 
 def error_of(code: int, status: Json, retry_after: str | None = None) -> EverstepError:
@@ -216,7 +218,6 @@ def error_of(code: int, status: Json, retry_after: str | None = None) -> Everste
         status: The `Status` object.
         retry_after: The header of that name, if there was one.
     """
-    details = status.get("details") or {}
     said = f"{status.get('reason', code)}: {status.get('message', '')}"[:MAX_SAID_CHARS]
     if code == 404:
         return NotThereError(said)
@@ -225,7 +226,7 @@ def error_of(code: int, status: Json, retry_after: str | None = None) -> Everste
     if code == 410:
         return ExpiredError(said)
     if code == 429:
-        causes = [cause for cause in details.get("causes") or [] if "Budget" in cause["reason"]]
+        causes = [c for c in entries(status, "details", "causes") if "Budget" in c["reason"]]
         if causes and retry_after is None:
             return BudgetError(str(causes[0].get("message", said)))
         return BusyError(said, _seconds(retry_after))

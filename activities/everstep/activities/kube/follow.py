@@ -83,11 +83,11 @@ class Follower(Generic[T]):
     async def _once(self) -> None:
         if self._version is None:
             listed = await self._api.get(self._path, self._query)
-            self._version = listed["metadata"]["resourceVersion"]
+            self._version = str(listed["metadata"]["resourceVersion"])
             self.items = dict(self._read(item) for item in listed["items"])
             self.synced = True
             self._on_change()
-        query = {
+        query: dict[str, str] = {
             **self._query,
             "resourceVersion": self._version,
             "timeoutSeconds": str(WINDOW_S),

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
+from everstep.core.kubernetes.objects import (
+    Json,
+    annotations_of,
+    conditions_of,
+    entries,
+    labels_of,
+    part,
+)
 from everstep.core.kubernetes_names import (
     ANNOTATION_QUARANTINED_BY,
     CONDITION_QUARANTINED,
     TAINT_QUARANTINE,
 )
 from everstep.core.vocabulary import Symptom, Verdict
-
-Json = Mapping[str, Any]
 
 NVSENTINEL_STATE = "dgxc.nvidia.com/nvsentinel-state"
 NVSENTINEL_HEALTHY = frozenset({"", "remediation-succeeded"})
@@ -49,30 +54,14 @@ class Remark:
     symptom: Symptom = Symptom.CONTAINER_ERROR
 
 
-def annotations_of(node: Json) -> Mapping[str, str]:
-    """The annotations of any object."""
-    return node["metadata"].get("annotations") or {}
-
-
-def labels_of(item: Json) -> Mapping[str, str]:
-    """The labels of any object."""
-    return item["metadata"].get("labels") or {}
-
-
-def spec_of(item: Json) -> Json:
-    """The specification of any object."""
-    return item.get("spec") or {}
-
-
 def is_quarantined(node: Json) -> bool:
     """Whether Everstep holds the node in quarantine, for any job."""
-    taints = spec_of(node).get("taints") or []
-    return any(taint["key"] == TAINT_QUARANTINE for taint in taints)
+    return any(taint["key"] == TAINT_QUARANTINE for taint in entries(node, "spec", "taints"))
 
 
 def readiness(node: Json) -> Verdict:
     """Whether the node's kubelet says that it is well; one that says nothing could not tell."""
-    for condition in (node.get("status") or {}).get("conditions") or []:
+    for condition in conditions_of(node):
         if condition["type"] == "Ready":
             told = {"True": Verdict.HEALTHY, "False": Verdict.FAULTY}
             return told.get(condition["status"], Verdict.UNOBSERVABLE)
@@ -82,7 +71,7 @@ def readiness(node: Json) -> Verdict:
 def remarks_of(node: Json) -> list[Remark]:
     """What others have said of the node: NVSentinel, HyperPod, node-problem-detector, people."""
     found = [*_of_labels(labels_of(node)), *_of_conditions(node), *_of_taints(node)]
-    if spec_of(node).get("unschedulable") and not annotations_of(node).get(
+    if part(node, "spec").get("unschedulable") and not annotations_of(node).get(
         ANNOTATION_QUARANTINED_BY
     ):
         found.append(Remark("cordon", "cordoned by somebody else", certain=False))
@@ -104,7 +93,7 @@ def _of_labels(labels: Mapping[str, str]) -> list[Remark]:
 def _of_conditions(node: Json) -> list[Remark]:
     """Every condition but `Ready` tells of a problem when it is true."""
     found: list[Remark] = []
-    for condition in (node.get("status") or {}).get("conditions") or []:
+    for condition in conditions_of(node):
         name = condition["type"]
         if name in ("Ready", CONDITION_QUARANTINED) or condition["status"] != "True":
             continue
@@ -117,7 +106,7 @@ def _of_conditions(node: Json) -> list[Remark]:
 
 
 def _of_taints(node: Json) -> list[Remark]:
-    keys = [str(taint["key"]) for taint in spec_of(node).get("taints") or []]
+    keys = [str(taint["key"]) for taint in entries(node, "spec", "taints")]
     return [
         Remark(f"taint {key}", f"tainted {key}", certain=True)
         for key in keys

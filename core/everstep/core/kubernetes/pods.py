@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from everstep.core.kubernetes.nodes import labels_of, spec_of
+from everstep.core.kubernetes.objects import conditions_of, labels_of, part
 from everstep.core.kubernetes_names import (
     LABEL_MACHINE,
     LABEL_ROLE,
@@ -55,20 +55,19 @@ class Pod:
 
 def pod_of(item: Mapping[str, Any]) -> Pod:
     """The pod in an object."""
-    metadata, status = item["metadata"], item.get("status") or {}
-    labels, conditions = labels_of(item), status.get("conditions") or []
-    true = {c["type"]: c for c in conditions if c["status"] == "True"}
+    metadata, status, labels = part(item, "metadata"), part(item, "status"), labels_of(item)
+    true = {c["type"]: c for c in conditions_of(item) if c["status"] == "True"}
     deleted_at, phase = metadata.get("deletionTimestamp"), status.get("phase", "")
     why, since_s = "", None
     if deleted_at is not None:
-        target = true.get("DisruptionTarget", {})
+        target = part(true, "DisruptionTarget")
         why = f"is being deleted ({target.get('reason', 'no reason given')})"
         grace_s = metadata.get("deletionGracePeriodSeconds") or 0
         # What is told is when the last of it will be gone.
         since_s = seconds_of(deleted_at) - grace_s
     elif phase in ENDED_PHASES:
         why = f"has ended ({status.get('reason') or phase})"
-    node = spec_of(item).get("nodeName") or ""
+    node = part(item, "spec").get("nodeName") or ""
     shares = labels.get(LABEL_MACHINE) == "pod"
     return Pod(
         name=metadata["name"],

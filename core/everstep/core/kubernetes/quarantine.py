@@ -17,7 +17,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from everstep.core.kubernetes.nodes import annotations_of, remarks_of, spec_of
+from everstep.core.kubernetes.nodes import remarks_of
+from everstep.core.kubernetes.objects import annotations_of, conditions_of, entries, part
 from everstep.core.kubernetes_names import (
     ANNOTATION_QUARANTINED_BY,
     CONDITION_QUARANTINED,
@@ -72,7 +73,7 @@ def quarantined(node: Mapping[str, Any], mark: Mark) -> Json | None:
     if before is not None and before.incident == mark.incident:
         # The first time of an incident counts, so that a second call changes nothing.
         mark = before
-    open_before = not spec_of(node).get("unschedulable")
+    open_before = not part(node, "spec").get("unschedulable")
     ours = open_before or any(known.cordoned for known in marks)
     others = [known for known in marks if known.job != mark.job]
     after = [*others, replace(mark, cordoned=ours)]
@@ -131,13 +132,13 @@ def marks_without(node: Mapping[str, Any], job: str) -> tuple[Mark, ...]:
     return tuple(mark for mark in marks_of(node) if mark.job != job)
 
 
-def _condition_of(node: Mapping[str, Any]) -> Json | None:
-    conditions = (node.get("status") or {}).get("conditions") or []
-    return next((c for c in conditions if c["type"] == CONDITION_QUARANTINED), None)
+def _condition_of(node: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    ours = (c for c in conditions_of(node) if c["type"] == CONDITION_QUARANTINED)
+    return next(ours, None)
 
 
 def _tainted(node: Mapping[str, Any], marks: Sequence[Mark]) -> bool:
-    return _taint(marks) in (spec_of(node).get("taints") or [])
+    return _taint(marks) in entries(node, "spec", "taints")
 
 
 def _taint(marks: Sequence[Mark]) -> Json:
@@ -146,7 +147,7 @@ def _taint(marks: Sequence[Mark]) -> Json:
 
 
 def _patch(node: Mapping[str, Any], marks: Sequence[Mark], cordon: bool | None) -> Json:
-    taints = [t for t in spec_of(node).get("taints") or [] if t["key"] != TAINT_QUARANTINE]
+    taints = [dict(t) for t in entries(node, "spec", "taints") if t["key"] != TAINT_QUARANTINE]
     if marks:
         taints.append(_taint(marks))
     spec: Json = {"taints": taints}
