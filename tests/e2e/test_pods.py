@@ -98,6 +98,10 @@ def test_the_control_plane_is_ready_while_temporal_answers(tmp_path: Path) -> No
             server.close()
             until(lambda: not any(pod.ready() for pod in host.pods), "nobody is ready any more")
             assert all(pod.process.poll() is None for pod in host.pods), "they wait for it"
+            for pod in host.pods:
+                pod.process.terminate()
+            for pod in host.pods:
+                assert pod.process.wait(pod.grace_s) == 0, "they end in time, whoever is away"
 
 
 @pytest.mark.soak
