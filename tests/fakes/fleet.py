@@ -115,6 +115,9 @@ class FakeMachine:
         self.held: tuple[int, ...] = ()
         self.copies: dict[int, int] = {}
         self.exits: list[RankExit] = []
+        self.may_stop = asyncio.Event()
+        """Where it is not set, a stop order is carried out when it is."""
+        self.may_stop.set()
         self.refuses_to_start = False
         self.refuses_code: set[str] = set()
         """Folders of code that cannot run here."""
@@ -160,6 +163,7 @@ class FakeMachine:
 
     async def stop(self, order: StopOrder) -> MachineReport:
         self._refuse_stale(order.attempt)
+        await self.may_stop.wait()
         if order.attempt not in self._stopped:
             self.world.effects.append(Effect("stop", self.name, order.attempt))
             self._stopped[order.attempt] = MachineReport(

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from everstep.activities.evidence import EvidenceStore
+from everstep.activities.trace import MANIFEST
 from everstep.cli.console import complain, out
 from everstep.cli.find import RunArgument, find_run, use_server_of
 from everstep.cli.stack_view import show_groups
@@ -52,7 +53,8 @@ def stacks_command(
     recorders: dict[int, bytes] = {}
     for report in collected.reports:
         store = EvidenceStore(report.evidence)
-        for rank in report.ranks:
+        entries = report.ranks or MANIFEST.validate_json(store.get(report.manifest))
+        for rank in entries:
             dumps[rank.rank] = store.get(rank.digest)
             if rank.recorder_digest:
                 recorders[rank.rank] = store.get(rank.recorder_digest)

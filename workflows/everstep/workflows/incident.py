@@ -19,7 +19,7 @@ from everstep.core.model import Alert, CopyDamaged, MachineInfo
 from everstep.core.record import IncidentRecord
 from everstep.core.updates import Update
 from everstep.core.vocabulary import Symptom
-from everstep.workflows import asking, restart, story
+from everstep.workflows import asking, ordering, restart, story
 from everstep.workflows.in_place import redone, restart_in_place
 from everstep.workflows.locating import locate, went_on
 from everstep.workflows.messages import Approval, IncidentInput, IncidentResult
@@ -180,7 +180,7 @@ class ResolveIncident:
             now.story.tell("failed again during probation")
             return False
         except ActivityError as error:
-            now.raise_own(Symptom.JOB_HANG, None, f"no step: {restart.why(error)}")
+            now.raise_own(Symptom.JOB_HANG, None, f"no step: {ordering.why(error)}")
             return False
         return True
 

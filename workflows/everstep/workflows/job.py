@@ -20,7 +20,7 @@ from everstep.core.model import Alert, Assignment, CopyDamaged, MachineInfo, Ran
 from everstep.core.orders import FROM_THE_BEGINNING
 from everstep.core.record import TimelineEntry
 from everstep.core.vocabulary import Observer, Symptom
-from everstep.workflows import asking, options, restart, storage, story
+from everstep.workflows import asking, options, ordering, restart, storage, story
 from everstep.workflows.incident import ResolveIncident
 from everstep.workflows.messages import (
     Eviction,
@@ -35,9 +35,9 @@ from everstep.workflows.messages import (
 from everstep.workflows.remembering import bar, remember, remember_eviction
 from everstep.workflows.update_desk import Told, UpdateDesk
 
-MAX_RECENT_KEYS = 1_000
-"""Alerts remembered for dropping duplicates: a whole job's ranks ending twice at the paper's scale
-of machines fits, batched by machine."""
+MAX_RECENT_KEYS = 3_000
+"""Alerts remembered for dropping duplicates: a whole job's ranks ending at the paper's scale of
+machines fits, gathered by machine (the first, and what ended while that was on its way)."""
 
 MAX_NOTED = 50
 """Alerts that stop nothing, kept for whoever asks."""
@@ -76,9 +76,11 @@ class RunJob(UpdateDesk):
     @workflow.signal
     def report_alerts(self, alerts: list[Alert]) -> None:
         """Evidence from an observer; duplicates and what concerns older attempts are dropped."""
+        known = set(self._state.recent_keys)
         for alert in alerts:
-            if alert.key in self._state.recent_keys or not self._concerns_us(alert):
+            if alert.key in known or not self._concerns_us(alert):
                 continue
+            known.add(alert.key)
             self._state.recent_keys = [*self._state.recent_keys, alert.key][-MAX_RECENT_KEYS:]
             if evidence.calls_for_action(alert):
                 self._state.pending.append(alert)
@@ -285,7 +287,7 @@ class RunJob(UpdateDesk):
                 ]
             )
         except ActivityError as error:
-            text = restart.why(error)
+            text = ordering.why(error)
             self.report_alerts(
                 [_own_alert(Symptom.CONTAINER_ERROR, assignment.attempt, None, text)]
             )
@@ -327,7 +329,7 @@ class RunJob(UpdateDesk):
                 updates=updates.pending(self._state.updates),
             ),
             id=names.incident_workflow_id(job, self._state.incidents),
-            task_timeout=options.WORKFLOW_TASK_TIMEOUT,
+            task_timeout=options.workflow_task_timeout(self._job.spec.machines),
             parent_close_policy=workflow.ParentClosePolicy.ABANDON,
             # A later job of this name counts from 1 again; one that is open is never doubled.
             id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
@@ -343,7 +345,7 @@ class RunJob(UpdateDesk):
         try:
             await asking.release_machine(self._job.spec.name, machine)
         except ActivityError as error:
-            self._note(f"{machine} is admitted, and still in quarantine: {restart.why(error)}")
+            self._note(f"{machine} is admitted, and still in quarantine: {ordering.why(error)}")
 
     async def _forward_pending(self) -> None:
         alerts, self._state.pending = self._state.pending, []
@@ -403,8 +405,8 @@ class RunJob(UpdateDesk):
         return self._state.active != self._listening
 
     def _all_finished(self) -> bool:
-        slots = self._slots()
-        return bool(slots) and all(info.machine in self._state.finished for info in slots)
+        slots, finished = self._slots(), set(self._state.finished)
+        return bool(slots) and all(info.machine in finished for info in slots)
 
     async def _wait_for_something_to_do(self) -> None:
         """Wait for alerts, the job's end, or the end of an update's window."""

@@ -11,6 +11,7 @@ from everstep.core.record import IncidentRecord, TimelineEntry
 from everstep.core.updates import Settings, Update
 from everstep.core.vocabulary import Symptom
 from everstep.spec.job import JobSpec
+from everstep.workflows.batches import MACHINES_PER_BATCH
 
 MAX_EVENTS = 4_000
 """Far below Temporal's 51,200, and cheap to replay."""
@@ -30,6 +31,8 @@ class JobInput:
         from_scratch: Whether checkpoints of earlier runs in storage are to be ignored.
         earlier_code: Versions of before, oldest first, to which a rollback may go.
         max_events: Length of the history from which on a new run is begun.
+        machines_per_batch: How many machines one workflow orders by itself; of more, each so many
+            are ordered by a child workflow, `OrderMachines`.
     """
 
     spec: JobSpec
@@ -38,6 +41,7 @@ class JobInput:
     from_scratch: bool = False
     earlier_code: tuple[CodeVersion, ...] = ()
     max_events: int = MAX_EVENTS
+    machines_per_batch: int = MACHINES_PER_BATCH
 
 
 @dataclass(slots=True)

@@ -31,6 +31,9 @@ from everstep.workflows.messages import (
 
 T = TypeVar("T")
 
+MAX_TOLD = 20
+"""Lines of a story about what came at once."""
+
 
 class OvertakenError(Exception):
     """Newer evidence makes the round under way pointless."""
@@ -113,15 +116,17 @@ class Situation:
     # --- Evidence ---------------------------------------------------------------------------------
 
     def tell_alerts(self, alerts: Sequence[Alert]) -> None:
-        """Tell every alert about a machine, and those about ranks that came together in one line.
+        """Tell the alerts about machines, and those about ranks that came together in one line.
 
-        Thousands of ranks may end within a second.
+        Thousands of ranks may end within a second, and hundreds of machines be lost.
         """
         by_time = sorted(alerts, key=lambda alert: alert.at_s)
-        for alert in by_time:
-            if alert.rank is None:
-                text = "\n".join((f"{alert.observer}: {alert.detail}", *alert.lines))
-                self.story.tell(text, alert.at_s)
+        of_machines = [alert for alert in by_time if alert.rank is None]
+        for alert in of_machines[:MAX_TOLD]:
+            text = "\n".join((f"{alert.observer}: {alert.detail}", *alert.lines))
+            self.story.tell(text, alert.at_s)
+        if len(of_machines) > MAX_TOLD:
+            self.story.tell(f"and {len(of_machines) - MAX_TOLD} more alerts of machines")
         of_ranks = [alert for alert in by_time if alert.rank is not None]
         if of_ranks:
             first, others = of_ranks[0], len(of_ranks) - 1
@@ -144,13 +149,19 @@ class Situation:
 
     def overtaken(self) -> bool:
         """Whether newer evidence concerns what runs now."""
-        return any(self._matters(alert) for alert in self.inbox.unsettled())
+        alerts = self.inbox.unsettled()
+        return bool(alerts) and any(map(self._matters_to(), alerts))
 
-    def _matters(self, alert: Alert) -> bool:
-        """Whether an alert concerns what runs now, and not what has been stopped already."""
-        if alert.symptom is Symptom.AGENT_LOST or (alert.subject and not alert.attempt):
-            return alert.machine in [info.machine for info in self.occupied()]
-        return alert.attempt == self.assignment.attempt
+    def _matters_to(self) -> Callable[[Alert], bool]:
+        """Says of alerts whether they concern what runs now, and not what was stopped already."""
+        here = {info.machine for info in self.occupied()}
+
+        def matters(alert: Alert) -> bool:
+            if alert.symptom is Symptom.AGENT_LOST or (alert.subject and not alert.attempt):
+                return alert.machine in here
+            return alert.attempt == self.assignment.attempt
+
+        return matters
 
     # --- Waiting ----------------------------------------------------------------------------------
 

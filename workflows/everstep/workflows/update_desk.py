@@ -135,8 +135,7 @@ class UpdateDesk(ABC):
         version, problems = "", list[str]()
         if request.directory:
             machines = [*assignment.slots, *self._state.pool]
-            job = self._job.spec.name
-            version, problems = await updating.prepare(job, request.directory, machines)
+            version, problems = await updating.prepare(self._job, request.directory, machines)
         if problems:
             self._note(f"update of {request.author} refused: {'; '.join(problems)}")
             return UpdateAnswer(None, tuple(problems))
