@@ -26,7 +26,13 @@ from everstep.core import kubernetes_names as words
 from everstep.workers.cluster import install, job_objects, places, pod
 from everstep.workers.cluster.submit import Target, submission
 from everstep.workers.local import server
-from everstep.workers.settings import PREFIX, ControllerSettings, NodeSettings, WorkerSettings
+from everstep.workers.settings import (
+    PREFIX,
+    ControllerSettings,
+    NodeSettings,
+    ProcessSettings,
+    WorkerSettings,
+)
 from everstep.workflows import story
 
 Object = dict[str, Any]
@@ -34,7 +40,7 @@ Object = dict[str, Any]
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
 VERSION = "1.36"
-KINDS = {"controller": ControllerSettings, "node": NodeSettings}
+KINDS: dict[str, type[ProcessSettings]] = {"controller": ControllerSettings, "node": NodeSettings}
 UNVALIDATED = {"JobSet", "PodMonitor"}
 """Kinds of other people's: no schema of theirs is at hand."""
 

@@ -7,6 +7,7 @@ import base64
 import itertools
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,7 @@ from everstep.workers.starting import start_job
 from everstep.workflows.job import RunJob
 from tests.e2e.local import EXAMPLE
 from tests.fakes.pods import Host, Object, Pod, hosting, templates
+from tests.fakes.servers import dev_server
 
 PATIENCE_S = 90.0
 
@@ -74,15 +76,40 @@ def start_everything(host: Host, objects: list[Object]) -> list[Pod]:
     ]
 
 
+def everything(folder: Path, kind: str, address: str) -> tuple[Submission, list[Object]]:
+    """A job, and all manifests of it and of its namespace."""
+    wanted = install.Installation(temporal_address=address, temporal_namespace="default")
+    target = Target(wanted.namespace, install.controller_image(wanted))
+    given = submission(spec_file(folder, kind), target)
+    return given, [*install.manifests(wanted), *job_objects_with(given, new_secret())]
+
+
+def test_the_control_plane_is_ready_while_temporal_answers(tmp_path: Path) -> None:
+    (tmp_path / "temporal").mkdir()
+    with ExitStack() as server:
+        address = server.enter_context(dev_server(tmp_path / "temporal"))
+        _, objects = everything(tmp_path, "statefulset", address)
+        with hosting(tmp_path, objects, {"EVERSTEP_CLUSTER": "local"}) as host:
+            for component in ("controller", "analyzer"):
+                name, template, _ = next(templates(objects, component))
+                host.start(template, name, "infra")
+            for pod in host.pods:
+                pod.wait_ready()
+            server.close()
+            until(lambda: not any(pod.ready() for pod in host.pods), "nobody is ready any more")
+            assert all(pod.process.poll() is None for pod in host.pods), "they wait for it"
+            for pod in host.pods:
+                pod.process.terminate()
+            for pod in host.pods:
+                assert pod.process.wait(pod.grace_s) == 0, "they end in time, whoever is away"
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("kind", ["jobset", "statefulset"])
 def test_a_job_trains_on_what_its_manifests_say(
     kind: str, tmp_path: Path, temporal_address: str
 ) -> None:
-    wanted = install.Installation(temporal_address=temporal_address, temporal_namespace="default")
-    target = Target(wanted.namespace, install.controller_image(wanted))
-    given = submission(spec_file(tmp_path, kind), target)
-    objects = [*install.manifests(wanted), *job_objects_with(given, new_secret())]
+    given, objects = everything(tmp_path, kind, temporal_address)
     # The API server's part is tested where there is one (tests/e2e/test_kubernetes.py).
     with hosting(tmp_path, objects, {"EVERSTEP_CLUSTER": "local"}) as host:
         agents = start_everything(host, objects)

@@ -35,11 +35,12 @@ class Pod:
     Attributes:
         name: Its name.
         node: Its node's.
-        address: Its own.
+        address: Where its readiness probe asks.
         process: Its main container.
         log: What that writes.
         probe: Path of its readiness probe.
         port: Port of it.
+        grace_s: How long it may take to end.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Pod:
     log: Path
     probe: str
     port: int
+    grace_s: float
 
     def ready(self) -> bool:
         """What a kubelet's readiness probe would say."""
@@ -103,6 +105,7 @@ class Host:
         volumes = {v["name"]: self._volume(v, name) for v in spec["volumes"]}
         fields = {
             "status.podIP": address,
+            "status.hostIP": address,
             "spec.nodeName": node,
             "metadata.name": name,
             "metadata.uid": str(uuid.uuid4()),
@@ -124,8 +127,19 @@ class Host:
                 cwd=self._folder,
             )
         probe = container["readinessProbe"]["httpGet"]
-        ports = {port["name"]: int(port["containerPort"]) for port in container["ports"]}
-        pod = Pod(name, node, address, process, log, probe["path"], ports[probe["port"]])
+        ports = {port["name"]: int(port["containerPort"]) for port in container.get("ports", ())}
+        port = ports.get(probe["port"], probe["port"])
+        asked = probe.get("host", address)
+        pod = Pod(
+            name,
+            node,
+            asked,
+            process,
+            log,
+            probe["path"],
+            int(port),
+            spec["terminationGracePeriodSeconds"],
+        )
         self.pods.append(pod)
         return pod
 
@@ -169,7 +183,9 @@ class Host:
     def _volume(self, volume: Object, pod: str) -> Path:
         if claim := volume.get("persistentVolumeClaim"):
             return self.claim(str(claim["claimName"]))
-        folder = self._folder / "volumes" / pod / volume["name"]
+        folder: Path = self._folder / "volumes" / pod / str(volume["name"])
+        if host := volume.get("hostPath"):
+            return Path(host["path"])
         folder.mkdir(parents=True)
         for kind, key in (("Secret", "secret"), ("ConfigMap", "configMap")):
             source = volume.get(key)
@@ -178,7 +194,7 @@ class Host:
             found = self._objects.get((kind, source.get("secretName") or source.get("name")))
             assert found is not None or source.get("optional"), f"{pod} would wait for {source}"
             found = found or {}
-            coded = {**found.get("binaryData", {})}
+            coded: dict[str, str] = {**found.get("binaryData", {})}
             coded.update(found.get("data", {}) if kind == "Secret" else {})
             for name, content in coded.items():
                 (folder / name).write_bytes(base64.b64decode(content))

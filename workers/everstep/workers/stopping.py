@@ -25,14 +25,16 @@ async def until_stopped(stop: asyncio.Event, other: Coroutine[None, None, None] 
     Raises:
         Exception: What the other raised.
     """
-    waiting: list[asyncio.Future[object]] = [asyncio.ensure_future(stop.wait())]
-    if other is not None:
-        waiting.append(asyncio.ensure_future(other))
-    done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-    for task in waiting:
-        task.cancel()
-    for task in done:
-        task.result()
+    if other is None:
+        await stop.wait()
+        return
+    stopped, ended = asyncio.ensure_future(stop.wait()), asyncio.ensure_future(other)
+    await asyncio.wait([stopped, ended], return_when=asyncio.FIRST_COMPLETED)
+    stopped.cancel()
+    if ended.done():
+        ended.result()
+    else:
+        ended.cancel()
 
 
 def stop_requested() -> asyncio.Event:
