@@ -113,6 +113,7 @@ def test_workflow_signal_and_query_names_are_pinned() -> None:
             "push_update",
             "ranks_finished",
             "report_alerts",
+            "updates_heard",
             "updates_made",
         ],
         "queries": ["status"],
@@ -136,7 +137,7 @@ def test_workflow_signal_and_query_names_are_pinned() -> None:
             "updates",
         ],
         "queries": ["record"],
-        "updates": [],
+        "updates": ["decide"],
     }
 
 

@@ -81,6 +81,9 @@ class FakeWorld:
     training: bool = True
     """Whether ranks make progress by themselves once all of an attempt run."""
 
+    seen: list[StepSeen] = field(default_factory=list[StepSeen])
+    """Steps that all ranks have finished, as the analyzer logs them."""
+
     def __post_init__(self) -> None:
         self.board = StepBoard(self.world_size, 60.0)
         self.changed = asyncio.Condition()
@@ -92,7 +95,8 @@ class FakeWorld:
         """Let every rank of the attempt finish a step, and its copies be made."""
         async with self.changed:
             for rank in range(self.world_size):
-                self.board.note(attempt, rank, step, time.time())
+                if (seen := self.board.note(attempt, rank, step, time.time())) is not None:
+                    self.seen.append(seen)
             for machine in self.machines.values():
                 machine.keep(step)
             self.changed.notify_all()

@@ -54,8 +54,8 @@ class RunJob(UpdateDesk):
 
     Signals: `report_alerts`, `machine_joined`, `ranks_finished`, `copy_damaged` (from agents and
     the analyzer), `assigned`, `machine_evicted`, `machine_tested`, `updates_made`,
-    `incident_closed` (from the open incident), `admit`, `push_update` (from a person). Updates:
-    `hot_update`, `cancel_update`. Query: `status`.
+    `updates_heard`, `incident_closed` (from the open incident), `admit`, `push_update` (from a
+    person). Updates: `hot_update`, `cancel_update`. Query: `status`.
     """
 
     @workflow.init
@@ -177,6 +177,7 @@ class RunJob(UpdateDesk):
         if self._state.active != result.record.incident:
             return
         self._state.active = self._listening = None
+        self._show()
         self._state.out = []
         self._state.assignment = result.assignment
         self._state.evictions = [*self._state.evictions, *result.evictions]
@@ -220,6 +221,7 @@ class RunJob(UpdateDesk):
             await self._gather_machines()
             await self._first_start()
         while not (self._all_finished() and self._state.active is None):
+            self._show()
             await self._wait_for_something_to_do()
             if self._state.pending and self._state.active is None:
                 await self._open_incident()
@@ -339,6 +341,7 @@ class RunJob(UpdateDesk):
             ],
         )
         self._listening = self._state.active
+        self._show()
 
     async def _release(self, machine: str) -> None:
         """What a person admits may be used again; where nobody can say so, a person has to."""
@@ -370,6 +373,11 @@ class RunJob(UpdateDesk):
         now_s = workflow.now().timestamp()
         entry = TimelineEntry(now_s if at_s is None else at_s, text)
         self._state.notes = [*self._state.notes, entry][-MAX_NOTES:]
+        self._show()
+
+    def _show(self) -> None:
+        """Let Temporal's web UI show how the job stands."""
+        workflow.set_current_details(story.job_details(self.status()))
 
     # --- Questions about the state ---------------------------------------------------------------
 

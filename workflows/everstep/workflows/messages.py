@@ -9,7 +9,7 @@ from everstep.core.memory import CodeVersion, MachineHistory
 from everstep.core.model import Alert, Assignment, MachineInfo
 from everstep.core.record import IncidentRecord, TimelineEntry
 from everstep.core.updates import Settings, Update
-from everstep.core.vocabulary import Symptom
+from everstep.core.vocabulary import Notice, Symptom
 from everstep.spec.job import JobSpec
 from everstep.workflows.batches import MACHINES_PER_BATCH
 
@@ -386,7 +386,7 @@ class AwaitStep:
 
 @dataclass(frozen=True, slots=True)
 class PageOrder:
-    """Call a person.
+    """Call a person, or tell a channel how an incident goes.
 
     Attributes:
         webhook: Environment variable of the controller that holds the address: it may be a secret,
@@ -398,6 +398,8 @@ class PageOrder:
         symptom: What was found.
         machines: At which the evidence points.
         story: The newest lines of the incident's story, oldest first.
+        event: What is told.
+        format: Of the request's body: `json`, which is this order, or `slack`.
     """
 
     webhook: str
@@ -408,6 +410,8 @@ class PageOrder:
     symptom: Symptom
     machines: tuple[str, ...]
     story: tuple[str, ...]
+    event: Notice = Notice.PAGED
+    format: str = "json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -416,6 +420,24 @@ class Approval:
 
     person: str
     note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """A person's answer to the question that a held incident asks.
+
+    Attributes:
+        yes: Whether to go on past what holds it; else that is left out.
+        person: Who says so.
+        note: Why.
+        question: The question that was answered, as the incident's record has it (`missing`);
+            empty: whichever is open.
+    """
+
+    yes: bool
+    person: str
+    note: str = ""
+    question: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -429,6 +451,7 @@ class UpdateRequest:
         reason: Why.
         urgent: Whether training is to stop for it at once.
         window_s: Seconds after which it is made though nothing else has stopped training, > 0.
+        set: The same as `settings`, as people write it by hand in Temporal's web UI; set after it.
     """
 
     author: str
@@ -437,6 +460,11 @@ class UpdateRequest:
     reason: str = ""
     urgent: bool = False
     window_s: float = DEFAULT_WINDOW_S
+    set: dict[str, str] = field(default_factory=dict[str, str])
+
+    def all_settings(self) -> Settings:
+        """What is set, however it was written."""
+        return (*self.settings, *self.set.items())
 
 
 @dataclass(frozen=True, slots=True)
@@ -466,3 +494,10 @@ class UpdatesMade:
 
     numbers: tuple[int, ...]
     version: str
+
+
+@dataclass(frozen=True, slots=True)
+class UpdatesHeard:
+    """An incident has heard that these updates are withdrawn, and had not made them before."""
+
+    withdrawn: tuple[int, ...]

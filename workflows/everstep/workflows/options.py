@@ -217,6 +217,11 @@ ARCHIVE = CallOptions(
     start_to_close=timedelta(seconds=10),
     schedule_to_close=timedelta(seconds=30),
 )
+ANSWER = CallOptions(
+    # The simulated cluster computes; a controller's death costs it nothing.
+    start_to_close=timedelta(minutes=1),
+    schedule_to_close=None,
+)
 PAGE = CallOptions(
     # A short request to a service that may be away; whoever is to be called can see the hold, too.
     start_to_close=timedelta(seconds=15),

@@ -70,6 +70,7 @@ async def make(now: Situation) -> None:
         settings=target.settings,
     )
     numbers = tuple(update.number for update in waiting)
+    now.updates_made += numbers
     await now.tell_job("updates_made", UpdatesMade(numbers, target.version))
     for update in waiting:
         now.story.tell(f"{update.text()} joins this restart")
