@@ -17,7 +17,6 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
 
 from temporalio.client import Client
-from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.service import RPCError
 
 from everstep.agent import link
@@ -34,6 +33,7 @@ from everstep.spec.job import JobSpec
 from everstep.workers.agent import alert_of
 from everstep.workers.analyzer import job_limits, raise_silent
 from everstep.workers.local import ports, server
+from everstep.workers.payloads import DATA_CONVERTER
 from everstep.workers.reports import Reporter
 from everstep.workers.telemetry import TelemetryServer
 from everstep.workflows.job import RunJob
@@ -78,7 +78,7 @@ async def _client(address: str) -> Client:
     async with asyncio.timeout(PATIENCE_S):
         while True:
             try:
-                return await Client.connect(address, data_converter=pydantic_data_converter)
+                return await Client.connect(address, data_converter=DATA_CONVERTER)
             except (RuntimeError, RPCError):
                 await asyncio.sleep(0.1)
 

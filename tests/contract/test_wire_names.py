@@ -20,6 +20,7 @@ from everstep.core import names
 from everstep.workflows import ports, story
 from everstep.workflows.incident import ResolveIncident
 from everstep.workflows.job import RunJob
+from everstep.workflows.order_machines import OrderMachines
 
 IMPLEMENTATIONS: list[tuple[type, type]] = [
     (ports.MachinePort, machine.MachineActivities),
@@ -112,10 +113,17 @@ def test_workflow_signal_and_query_names_are_pinned() -> None:
             "push_update",
             "ranks_finished",
             "report_alerts",
+            "updates_heard",
             "updates_made",
         ],
         "queries": ["status"],
         "updates": ["cancel_update", "hot_update"],
+    }
+    assert handlers(OrderMachines) == {
+        "name": ["OrderMachines"],
+        "signals": ["give_up"],
+        "queries": [],
+        "updates": [],
     }
     assert handlers(ResolveIncident) == {
         "name": ["ResolveIncident"],
@@ -129,7 +137,7 @@ def test_workflow_signal_and_query_names_are_pinned() -> None:
             "updates",
         ],
         "queries": ["record"],
-        "updates": [],
+        "updates": ["decide"],
     }
 
 
@@ -140,6 +148,7 @@ def test_queue_and_workflow_ids_are_pinned() -> None:
     assert names.job_workflow_id("j") == "job/j"
     assert names.incident_workflow_id("j", 2) == "incident/j/2"
     assert names.stacks_workflow_id("j", "a") == "stacks/j/a"
+    assert names.batch_workflow_id("job/j", "stop-1a", 2) == "job/j/stop-1a/2"
     assert story.ALL_KEYS == {
         "EverstepJob": "Keyword",
         "EverstepSymptom": "Keyword",

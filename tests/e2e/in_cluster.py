@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from temporalio.client import Client, WorkflowHandle
-from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.service import RPCError
 
 from everstep.activities.archive import load_incidents
@@ -31,6 +30,7 @@ from everstep.spec.load import load_spec
 from everstep.workers.local import ports
 from everstep.workers.local.code import take_version
 from everstep.workers.local.folder import RunFolder, claim
+from everstep.workers.payloads import DATA_CONVERTER
 from everstep.workers.settings import WorkerSettings
 from everstep.workflows import options, story
 from everstep.workflows.job import RunJob
@@ -174,9 +174,7 @@ async def in_cluster(
                     set_name = standby_set(name) if role == "standby" else training
                     await plays.make_set(set_name, size, **labels)
                 await _make_budget(where, job)
-                client = await Client.connect(
-                    temporal_address, data_converter=pydantic_data_converter
-                )
+                client = await Client.connect(temporal_address, data_converter=DATA_CONVERTER)
                 handle = await client.start_workflow(
                     RunJob.run,
                     args=[JobInput(job, version, str(code)), None],

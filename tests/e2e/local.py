@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -101,11 +101,8 @@ class Finished:
         return f"exit code {self.code}\n{self.stdout}\n{self.stderr}"
 
 
-def command(spec: Path, folder: Path, options: Sequence[str]) -> list[str]:
-    return [
-        sys.executable, "-m", "everstep.cli.main", "run", str(spec), "--run-dir", str(folder),
-        *options,
-    ]  # fmt: skip
+def command(*arguments: str | Path) -> list[str]:
+    return [sys.executable, "-m", "everstep.cli.main", *map(str, arguments)]
 
 
 def run(spec: Path, folder: Path, *faults: str, patience_s: float = PATIENCE_S) -> Finished:
@@ -123,7 +120,7 @@ def run(spec: Path, folder: Path, *faults: str, patience_s: float = PATIENCE_S) 
 
 def start(spec: Path, folder: Path, *options: str, **environment: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        command(spec, folder, options),
+        command("run", spec, "--run-dir", folder, *options),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -140,7 +137,7 @@ def clean_environment() -> dict[str, str]:
 def everstep(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """Call the command and wait for its end, which may take a while on a busy machine."""
     return subprocess.run(
-        [sys.executable, "-m", "everstep.cli.main", *map(str, arguments)],
+        command(*arguments),
         capture_output=True,
         text=True,
         env=clean_environment() | environment,

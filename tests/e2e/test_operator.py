@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
+import select
 import signal
 import subprocess
 import time
@@ -24,6 +27,8 @@ from tests.e2e.local import (
     SMALL,
     Finished,
     assert_nothing_left,
+    clean_environment,
+    command,
     everstep,
     processes_of,
     start,
@@ -36,6 +41,10 @@ from tests.fakes.servers import HOST, wait_for_port
 pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.timeout(300)]
 
 STOPPED = 130
+
+ENTER_SCREEN, LEAVE_SCREEN = "\x1b[?1049h", "\x1b[?1049l"
+HIDE_CURSOR, SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
+
 STOP_WITHIN_S = 12.0
 """Longer than the 10 s that are promised, as a test's machine may be busy."""
 
@@ -194,6 +203,37 @@ def test_killed(condition: Callable[[Live], object], tmp_path: Path) -> None:
     assert "--fresh" in again.stderr
 
 
+def watch_on_a_terminal(folder: Path) -> None:
+    """It draws on a screen of its own, and a person's Ctrl-C gives the terminal back."""
+    ours, theirs = pty.openpty()
+    environment = clean_environment() | {"TERM": "xterm-256color", "COLUMNS": "100", "LINES": "40"}
+    arguments = command("status", folder, "--watch")
+    watcher = subprocess.Popen(arguments, stdin=theirs, stdout=theirs, env=environment)
+    os.close(theirs)
+    shown = ""
+
+    def read() -> str:
+        nonlocal shown
+        # Once the other side is closed there is nothing to read any more, which is an error here.
+        with suppress(OSError):
+            if select.select([ours], [], [], 0.0)[0]:
+                shown += os.read(ours, 2**16).decode(errors="replace")
+        return shown
+
+    try:
+        until(lambda: "standbys: none" in read(), "it draws", patience_s=30.0)
+        assert ENTER_SCREEN in shown
+        assert LEAVE_SCREEN not in shown
+        watcher.send_signal(signal.SIGINT)
+        until(lambda: LEAVE_SCREEN in read() and watcher.poll() is not None, "it leaves")
+    finally:
+        watcher.kill()
+        watcher.wait()
+        os.close(ours)
+    assert watcher.returncode == STOPPED
+    assert shown.rindex(SHOW_CURSOR) > shown.rindex(HIDE_CURSOR)
+
+
 def test_looked_at_while_it_lives(tmp_path: Path) -> None:
     spec, folder = write_waiter(tmp_path), tmp_path / "run"
     with live(spec, folder) as run:
@@ -211,6 +251,13 @@ def test_looked_at_while_it_lives(tmp_path: Path) -> None:
             second = everstep("run", spec, "--run-dir", folder, *options)
             assert second.returncode == 2
             assert f"a run is under way there (process {run.process.pid})" in second.stderr
+        watch_on_a_terminal(folder)
+        told = subprocess.Popen(
+            command("status", folder, "--watch"),
+            stdout=subprocess.PIPE,
+            text=True,
+            env=clean_environment(),
+        )
         shown = everstep("incident", "show", "7", "--run", folder)
         assert shown.returncode == 2
         assert "there is none of that number. Known: none" in shown.stderr
@@ -227,6 +274,10 @@ def test_looked_at_while_it_lives(tmp_path: Path) -> None:
         run.wait_until(lambda: run.status()["standbys"] == ["m2"], "the new machine is a standby")
         (folder / "output" / "end").touch()
         assert run.end().code == 0
+    lines = told.communicate(timeout=30)[0].splitlines()
+    assert told.returncode == 0
+    assert "; training; step none yet; attempt 1" in lines[0]
+    assert "; finished;" in lines[-1]
     assert run.status().get("phase") == "finished"
     assert everstep("machine", "add", folder).returncode == 2
     refused = everstep("run", spec, "--run-dir", folder)

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 import yaml
 from temporalio.client import Client
-from temporalio.contrib.pydantic import pydantic_data_converter
 
 from everstep.activities.archive import load_incidents
 from everstep.core import names
@@ -22,6 +21,7 @@ from everstep.workers.cluster.launch import job_objects_with, new_secret
 from everstep.workers.cluster.pod import Submission
 from everstep.workers.cluster.submit import Target, job_input, submission
 from everstep.workers.local.folder import RunFolder
+from everstep.workers.payloads import DATA_CONVERTER
 from everstep.workers.starting import start_job
 from everstep.workflows.job import RunJob
 from tests.e2e.local import EXAMPLE
@@ -57,7 +57,7 @@ def until(condition: Callable[[], bool], what: str) -> None:
 
 
 async def ended(address: str, job: str) -> int:
-    client = await Client.connect(address, data_converter=pydantic_data_converter)
+    client = await Client.connect(address, data_converter=DATA_CONVERTER)
     handle = client.get_workflow_handle_for(RunJob.run, names.job_workflow_id(job))
     return (await asyncio.wait_for(handle.result(), PATIENCE_S)).incidents
 
@@ -136,5 +136,5 @@ def token(objects: list[Object]) -> str:
 
 
 async def start(address: str, given: Submission) -> None:
-    client = await Client.connect(address, data_converter=pydantic_data_converter)
+    client = await Client.connect(address, data_converter=DATA_CONVERTER)
     await start_job(client, job_input(given, from_scratch=False))

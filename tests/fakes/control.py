@@ -13,7 +13,6 @@ from datetime import timedelta
 
 from temporalio import activity
 from temporalio.client import Client, WorkflowHandle
-from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.service import RPCError
 from temporalio.worker import Worker
 
@@ -28,7 +27,9 @@ from everstep.core.record import IncidentRecord
 from everstep.core.vocabulary import Observer, Symptom
 from everstep.spec.job import JobSpec
 from everstep.workers import registry, runtime
+from everstep.workers.payloads import DATA_CONVERTER
 from everstep.workflows import options, story
+from everstep.workflows.batches import MACHINES_PER_BATCH
 from everstep.workflows.incident import ResolveIncident
 from everstep.workflows.job import RunJob
 from everstep.workflows.messages import (
@@ -291,9 +292,10 @@ async def controlled(
     most_incidents: int = MOST_INCIDENTS,
     from_scratch: bool = False,
     max_events: int = MAX_EVENTS,
+    machines_per_batch: int = MACHINES_PER_BATCH,
 ) -> AsyncGenerator[Control]:
     """A job of its own on the server, with a controller and an analyzer, and no machine yet."""
-    client = await Client.connect(address, data_converter=pydantic_data_converter)
+    client = await Client.connect(address, data_converter=DATA_CONVERTER)
     suffix = uuid.uuid4().hex[:8]
     spec = spec.model_copy(update={"name": f"{spec.name}-{suffix}"})
     # A queue of its own: no other test's controller takes what belongs into this archive.
@@ -320,7 +322,9 @@ async def controlled(
 
     async with Replaceable(controller) as controllers, contextlib.AsyncExitStack() as workers:
         await workers.enter_async_context(registry.analyzer(client, spec.name, world))
-        job = JobInput(spec, "v1", "/code/v1", from_scratch, earlier_code, max_events)
+        job = JobInput(
+            spec, "v1", "/code/v1", from_scratch, earlier_code, max_events, machines_per_batch
+        )
         handle = await client.start_workflow(
             RunJob.run,
             args=[job, None],

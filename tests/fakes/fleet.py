@@ -81,6 +81,9 @@ class FakeWorld:
     training: bool = True
     """Whether ranks make progress by themselves once all of an attempt run."""
 
+    seen: list[StepSeen] = field(default_factory=list[StepSeen])
+    """Steps that all ranks have finished, as the analyzer logs them."""
+
     def __post_init__(self) -> None:
         self.board = StepBoard(self.world_size, 60.0)
         self.changed = asyncio.Condition()
@@ -92,7 +95,8 @@ class FakeWorld:
         """Let every rank of the attempt finish a step, and its copies be made."""
         async with self.changed:
             for rank in range(self.world_size):
-                self.board.note(attempt, rank, step, time.time())
+                if (seen := self.board.note(attempt, rank, step, time.time())) is not None:
+                    self.seen.append(seen)
             for machine in self.machines.values():
                 machine.keep(step)
             self.changed.notify_all()
@@ -115,6 +119,9 @@ class FakeMachine:
         self.held: tuple[int, ...] = ()
         self.copies: dict[int, int] = {}
         self.exits: list[RankExit] = []
+        self.may_stop = asyncio.Event()
+        """Where it is not set, a stop order is carried out when it is."""
+        self.may_stop.set()
         self.refuses_to_start = False
         self.refuses_code: set[str] = set()
         """Folders of code that cannot run here."""
@@ -160,6 +167,7 @@ class FakeMachine:
 
     async def stop(self, order: StopOrder) -> MachineReport:
         self._refuse_stale(order.attempt)
+        await self.may_stop.wait()
         if order.attempt not in self._stopped:
             self.world.effects.append(Effect("stop", self.name, order.attempt))
             self._stopped[order.attempt] = MachineReport(

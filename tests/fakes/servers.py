@@ -44,11 +44,11 @@ async def register(client: Client) -> None:
 
 
 @contextmanager
-def dev_server(folder: Path) -> Generator[str]:
+def dev_server(folder: Path, ui_port: int | None = None) -> Generator[str]:
     """A real server, configured as a local run's, with its database in a folder; its address."""
     port = ports.free_port(HOST)
     process = subprocess.Popen(
-        server.command(server.find_binary(), folder / "temporal.db", HOST, port, None),
+        server.command(server.find_binary(), folder / "temporal.db", HOST, port, ui_port),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )

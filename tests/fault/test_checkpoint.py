@@ -22,12 +22,13 @@ from tests.fault import saver
 
 from everstep import checkpoint
 from everstep.agent.channel import RankChannel
+from everstep.agent.rank_voice import Word
 from everstep.agent.shards import ShardStore, free_memory_bytes
 from everstep.agent.transfer.sender import BackupSender
 from everstep.agent.transfer.server import TransferServer
 from everstep.checkpoint import rebuilding
 from everstep.core import names
-from everstep.core.channel import Entered, Report
+from everstep.core.channel import Report
 from everstep.core.errors import PermanentError, TransientError
 from everstep.core.model import MachineInfo
 from everstep.core.shard import aligned
@@ -125,7 +126,7 @@ def channel_of(
     ours, theirs = socket.socketpair()
     info = None if holder is None else holder.info
 
-    def on_word(rank: int, word: Report | Entered) -> None:
+    def on_word(rank: int, word: Word) -> None:
         if isinstance(word, Report):
             progress(rank, word.step)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import time
 from pathlib import Path
@@ -87,6 +88,13 @@ def test_ranks_of_several_machines_are_merged(
     ]
     logs.logs_command(tmp_path, attempt=1, rank="4,7-9")
     assert [line.split()[2] for line in capsys.readouterr().out.splitlines()] == ["9", "4"]
+    logs.logs_command(tmp_path, rank="9", as_json=True)
+    assert json.loads(capsys.readouterr().out) == {
+        "at_s": pytest.approx(101.0, abs=0.01),
+        "rank": 9,
+        "machine": "m1",
+        "text": "nine",
+    }
 
 
 def test_the_line_that_leads_is_on_top_of_the_errors(

@@ -7,11 +7,13 @@ import json
 import time
 import urllib.error
 import urllib.request
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.fault.machines import HOST, SECRET, Rig, config_of
+from tests.unit.test_ledger import incident
 
 from everstep.agent import link
 from everstep.agent.telemetry import TelemetryClient
@@ -21,8 +23,9 @@ from everstep.core.progress import StepBoard
 from everstep.core.senses.inspection import unobservable
 from everstep.core.senses.job import JobLimits, JobSenses
 from everstep.core.senses.silence import SilenceLimits
-from everstep.core.vocabulary import Phase, Symptom
+from everstep.core.vocabulary import Phase, Spent, Symptom
 from everstep.workers import metrics
+from everstep.workers.account import Account
 from everstep.workers.telemetry import TelemetryServer
 
 Samples = dict[tuple[str, tuple[str, ...]], float]
@@ -95,7 +98,7 @@ async def test_an_analyzers_metrics_are_the_jobs() -> None:
     )
     telemetry.watch.heard("m0", time.time())
     server = metrics.MetricsServer(
-        metrics.AnalyzerMetrics(telemetry, {Symptom.JOB_HANG: 1}), (HOST, 0), "right"
+        metrics.AnalyzerMetrics(telemetry, {Symptom.JOB_HANG: 1}, Account()), (HOST, 0), "right"
     )
     try:
         before = await asyncio.to_thread(scrape, server, "right")
@@ -114,6 +117,46 @@ async def test_an_analyzers_metrics_are_the_jobs() -> None:
     assert after["everstep_alerts_total", ("job_hang",)] == 1
     assert after["everstep_sense", ("job.loss", "job", "healthy")] == 1
     assert after["everstep_sense", ("job.pace", "job", "unobservable")] == 1
+    assert ("everstep_ettr_ratio", ()) not in after
+
+
+async def test_where_the_jobs_time_went() -> None:
+    """Steps of a second, one of which stands still for a checkpoint, then a lost machine."""
+    senses = JobSenses(JobLimits(SilenceLimits(3.0, 10.0, 600.0, 600.0), 5.0, 0.1))
+    telemetry = TelemetryServer(
+        StepBoard(1, 30.0), AgentWatch(5.0, 0.1), senses, lambda seen: None, lambda alerts: None
+    )
+    from_s = time.time() - 100.0
+    steps = [StepSeen(1, step, from_s + 9.0 + step) for step in range(1, 41)]
+    steps[-1] = replace(steps[-1], stalled_s=0.5)
+    account = Account(steps)
+    open_one = incident(
+        1, (from_s + 49.0, Spent.DETECT), (from_s + 50.0, Spent.LOCATE), (from_s + 60.0, Spent.HELD)
+    )
+    server = metrics.MetricsServer(
+        metrics.AnalyzerMetrics(telemetry, {}, account), (HOST, 0), "right"
+    )
+    try:
+        account.told(from_s, [open_one], active=True)
+        held = await asyncio.to_thread(scrape, server, "right")
+        account.step(StepSeen(2, 41, from_s + 90.0))
+        account.told(from_s, [open_one], active=False)
+        after = await asyncio.to_thread(scrape, server, "right")
+    finally:
+        server.close()
+
+    def spent(found: Samples) -> dict[str, float]:
+        name = "everstep_time_seconds"
+        return {labels[0]: value for (this, labels), value in found.items() if this == name}
+
+    expected = {"start": 10.0, "productive": 38.5, "checkpoint": 0.5, "detect": 1.0, "locate": 10.0}
+    assert {kind: round(spent(held)[kind], 3) for kind in expected} == expected
+    assert spent(held)["held"] == pytest.approx(40.0, abs=10.0)
+    assert sum(spent(held).values()) == pytest.approx(100.0, abs=10.0)
+    assert held["everstep_ettr_ratio", ()] == pytest.approx(0.385, abs=0.05)
+    assert held["everstep_ettr_hour_ratio", ()] == pytest.approx(0.385, abs=0.05)
+    assert spent(after)["held"] == pytest.approx(29.0)
+    assert spent(after)["productive"] == pytest.approx(39.5)
 
 
 def test_the_token_is_of_the_secret_and_the_job() -> None:

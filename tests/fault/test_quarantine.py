@@ -192,6 +192,21 @@ async def test_another_jobs_quarantine_is_not_ours_to_end(node: Node) -> None:
     assert await node.look() == out(cordoned_by_us=True)
 
 
+@pytest.mark.parametrize("drained", [False, True])
+async def test_a_node_is_not_blamed_for_who_deletes_its_pod(node: Node, drained: bool) -> None:
+    """Unless there is more: then it is taken out as if the pod were there."""
+    if drained:
+        await node.where.api.patch(node.path, {"spec": {"unschedulable": True}})
+    await node.where.api.delete(f"{node.where.pods}/pod-0", {})
+    for _ in range(2):
+        assert await node.call(node.cluster.evict, node.evict) == Evicted()
+    assert await node.look() == (out(cordoned_by_us=False) if drained else back(cordoned=False))
+    await node.where.api.delete(f"{node.where.pods}/pod-0", {"gracePeriodSeconds": 0})
+    other = await node.where.make_pod("pod-0", node.info.machine, running=True)
+    assert await node.call(node.cluster.evict, node.evict) == Evicted()
+    assert (await node.pod())["metadata"] == other["metadata"]
+
+
 async def test_a_standby_on_a_node_that_others_marked_is_refused(node: Node) -> None:
     await node.where.api.patch(node.path, {"metadata": {"labels": {NVSENTINEL: "draining"}}})
     report = await node.call(node.cluster.claim, ClaimOrder(JOB, 1, ((0, node.info),)))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import socket
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from tests.fault.machines import SECRET, Rig, config_of, until
 
 from everstep import checkpoint
 from everstep.agent.channel import RankChannel
+from everstep.agent.rank_voice import Word
 from everstep.agent.shards import ShardStore
 from everstep.agent.transfer.sender import BackupSender
 from everstep.core import channel, names
@@ -72,7 +75,7 @@ def test_the_library_says_it(monkeypatch: pytest.MonkeyPatch) -> None:
     store = ShardStore("m0")
     sender = BackupSender(store, SECRET, "toy")
     ours, theirs = socket.socketpair()
-    words: list[channel.Report | channel.Entered] = []
+    words: list[Word] = []
     agent_side = RankChannel(
         0,
         1,
@@ -90,7 +93,7 @@ def test_the_library_says_it(monkeypatch: pytest.MonkeyPatch) -> None:
     session = checkpoint.connect()
     session.report(1, loss=torch.tensor(2.5), grad_norm=1)
     with session.phase("evaluation"), session.phase("checkpoint"):
-        pass
+        time.sleep(0.05)
     session.phase("start")
     session.report(2, loss=float("inf"), mfu=0.5)
     with pytest.raises(ValueError, match="'lunch' is none of start, step, evaluation, checkpoint"):
@@ -98,6 +101,10 @@ def test_the_library_says_it(monkeypatch: pytest.MonkeyPatch) -> None:
     session.close()
     agent_side.close()
     sender.close()
+    stalls = [word.stalled_s or 0.0 for word in words if isinstance(word, channel.Report)]
+    assert stalls[0] == 0.0
+    assert 0.05 <= stalls[1] < 5.0
+    words = [w if isinstance(w, channel.Entered) else replace(w, stalled_s=None) for w in words]
     assert words == [
         channel.Report(1, 2.5, 1.0),
         channel.Entered("evaluation"),
@@ -133,6 +140,8 @@ async def test_steps_of_a_script_without_the_library_are_read_from_its_log(tmp_p
             "print('iteration    1,000/  5000 | loss: nan | grad ', end='', flush=True)\n"
             "time.sleep(0.5)\n"
             "print('norm: inf |\\nsaving checkpoint', flush=True)\n"
+            "time.sleep(0.5)\n"
+            "print('iteration 1,001/  5000 | loss: 2 | grad norm: 1', flush=True)\n"
         )
         await rig.machine.start(rig.order(attempt=1, num_ranks=1))
         await until(lambda: told(rig) and told(rig)[-1][1] is Phase.ENDED)
@@ -142,8 +151,12 @@ async def test_steps_of_a_script_without_the_library_are_read_from_its_log(tmp_p
         (999, Phase.EVALUATION),
         (1000, Phase.STEP),
         (1000, Phase.CHECKPOINT),
-        (1000, Phase.ENDED),
+        (1001, Phase.STEP),
+        (1001, Phase.ENDED),
     ]
+    # The log is read some ten times a second.
+    assert [event.stalled_s for event in said[:4]] == [None] * 4
+    assert 0.2 < (said[4].stalled_s or 0.0) < 5.0
     assert (said[0].loss, said[0].grad_norm) == (2.5, 0.5)
     assert math.isnan(said[2].loss or 0.0)
     assert said[2].grad_norm == math.inf

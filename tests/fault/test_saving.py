@@ -17,9 +17,11 @@ from tests.fault.test_checkpoint import Machine, state_in, wait_until
 
 from everstep import checkpoint
 from everstep.agent.channel import RankChannel
+from everstep.agent.rank_voice import Word
 from everstep.checkpoint.copying import Copier
 from everstep.checkpoint.tree import FlatTree
 from everstep.core import names
+from everstep.core.channel import Entered
 from everstep.core.errors import PermanentError
 from everstep.core.model import MachineInfo
 
@@ -56,7 +58,10 @@ def connect(here: Machine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Connect]
     with contextlib.ExitStack() as stack:
 
         def connect(
-            rank: int = 0, holder: MachineInfo | None = None, redone_steps: Any = 1
+            rank: int = 0,
+            holder: MachineInfo | None = None,
+            redone_steps: Any = 1,
+            on_word: Callable[[int, Word], None] = lambda rank, word: None,
         ) -> checkpoint.Session:
             ours, theirs = socket.socketpair()
             channel = RankChannel(
@@ -69,6 +74,7 @@ def connect(here: Machine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Connect]
                 0,
                 lambda rank, step: None,
                 PATIENCE_S,
+                on_word=on_word,
             )
             channel.start()
             stack.callback(channel.close)
@@ -251,6 +257,28 @@ def test_an_update_waits_for_the_backup_when_one_step_may_be_redone(
     with waiting(threads, session.wait_before_update):
         slow.go.set()
     assert steps(peer) == (1,)
+
+
+def test_what_training_stood_still_for_is_told_with_the_next_step(
+    connect: Connect, slow: SlowHolder, threads: ThreadPoolExecutor
+) -> None:
+    told: list[float] = []
+
+    def on_word(_: int, word: Word) -> None:
+        if not isinstance(word, Entered):
+            told.append(word.stalled_s or 0.0)
+
+    session = connect(holder=slow.info, on_word=on_word)
+    session.wait_before_update()
+    session.save(1, {"x": torch.ones(LARGE)})
+    wait_until(lambda: len(told) == 1)
+    with waiting(threads, session.wait_before_update):
+        slow.go.set()
+    session.save(2, {"x": torch.ones(LARGE)})
+    wait_until(lambda: len(told) == 2)
+    session.report(2)
+    wait_until(lambda: len(told) == 3)
+    assert told[0] < SOON_S <= told[1] <= told[2] < PATIENCE_S
 
 
 def test_an_update_never_waits_for_its_steps_backup_when_two_may_be_redone(

@@ -1,10 +1,11 @@
-"""Adds histories to replay: `python -m tests.replay.record NAME`.
+"""Adds histories to replay: `python -m tests.replay.record NAME [whole|batches]`.
 
-Runs one job with fake machines through a killed rank, a lost machine, a hold for want of a standby
-(of which somebody is told in vain), a NaN that walks the whole ladder to a denied eviction, and a
-hang that costs a group, which comes back, on a server of its own, and stores the histories of the
-job and of every incident as `histories/NAME-*.json`. Histories already there are never replaced:
-they stand for incidents that were open when newer code came.
+`whole` runs one job with fake machines through a killed rank, a lost machine, a hold for want of a
+standby (of which somebody is told in vain), a NaN that walks the whole ladder to a denied eviction,
+and a hang that costs a group, which comes back, on a server of its own, and stores the histories of
+the job and of every incident as `histories/NAME-*.json`. `batches` runs one of five machines that
+are ordered two at a time through a lost machine, and stores those of its batches, too. Histories
+already there are never replaced: they stand for incidents that were open when newer code came.
 """
 
 from __future__ import annotations
@@ -16,10 +17,13 @@ import tempfile
 from functools import partial
 from pathlib import Path
 
+from temporalio.client import WorkflowHistory
+
 from everstep.core.memory import CodeVersion
 from everstep.core.record import IncidentRecord
-from everstep.core.vocabulary import Outcome, Verdict
+from everstep.core.vocabulary import Outcome, Symptom, Verdict
 from everstep.spec.job import JobSpec
+from everstep.spec.policies import Parallelism
 from everstep.workflows.incident import ResolveIncident
 from everstep.workflows.messages import Approval
 from tests.fakes.control import Control, controlled
@@ -41,6 +45,15 @@ SPEC = JobSpec.model_validate(
         "ladder": {"evidence_window_s": 0.05, "probation_s": 4, "probation_steps": 1},
         "replay": {"steps": 1, "shows_ratio": 1.0},
         "safety": {"webhook": "A_VARIABLE_THAT_IS_NOT_SET", "max_evicted_ratio": 0.5},
+    }
+)
+
+
+WIDE = SPEC.model_copy(
+    update={
+        "machines": 5,
+        "parallelism": Parallelism(tp=2, dp=5, order="tp-dp"),
+        "standby": SPEC.standby.model_copy(update={"count": 2}),
     }
 )
 
@@ -100,15 +113,56 @@ async def recovered(control: Control, incident: int, attempt: int) -> None:
     await control.until(lambda record: record.outcome is Outcome.RECOVERED, incident)
 
 
-async def record(name: str, address: str) -> None:
+async def live_in_batches(control: Control) -> None:
+    """A machine is lost, and one more does not get to stop before it is lost as well."""
+    for number in range(7):
+        await control.join(f"m{number}")
+    await control.training(1)
+    await control.world.advance(1, 7)
+    control.world.machines["m3"].may_stop.clear()
+    await control.lose("m1")
+    async with asyncio.timeout(control.patience_s):
+        while len(control.world.done("stop")) < 3:
+            await asyncio.sleep(0.01)
+    await control.alert(Symptom.AGENT_LOST, "m3")
+    await recovered(control, incident=1, attempt=2)
+    await control.finish()
+
+
+async def whole(address: str) -> dict[str, WorkflowHistory]:
     earlier = (CodeVersion("v0", "/code/v0", proven=True),)
     async with controlled(address, SPEC, FakeWorld(8), earlier) as control:
         await live(control)
-        handles = {"job": control.handle}
-        histories = {key: await handle.fetch_history() for key, handle in handles.items()}
+        histories = {"job": await control.handle.fetch_history()}
         for incident in (1, 2, 3, 4, 5):
             history = await control.incident(incident).fetch_history()
             histories[f"incident-{incident}"] = history
+    return histories
+
+
+async def batches(address: str) -> dict[str, WorkflowHistory]:
+    async with controlled(address, WIDE, FakeWorld(10), machines_per_batch=2) as control:
+        await live_in_batches(control)
+        histories = {"job": await control.handle.fetch_history()}
+        histories["incident-1"] = await control.incident(1).fetch_history()
+        for identifier in children(histories["incident-1"]):
+            kind, number = identifier.split("/")[-2:]
+            handle = control.client.get_workflow_handle(identifier)
+            histories[f"{kind.partition('-')[0]}-{number}"] = await handle.fetch_history()
+    return histories
+
+
+def children(history: WorkflowHistory) -> list[str]:
+    """Ids of the child workflows that a workflow has started."""
+    started = [event.child_workflow_execution_started_event_attributes for event in history.events]
+    return [one.workflow_execution.workflow_id for one in started if one.workflow_type.name]
+
+
+LIVES = {"whole": whole, "batches": batches}
+
+
+async def record(name: str, life: str, address: str) -> None:
+    histories = await LIVES[life](address)
     for key, history in histories.items():
         path = HISTORIES / f"{name}-{key}.json"
         if path.exists():
@@ -121,7 +175,7 @@ async def record(name: str, address: str) -> None:
 def main() -> None:
     HISTORIES.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as folder, dev_server(Path(folder)) as address:
-        asyncio.run(record(sys.argv[1], address))
+        asyncio.run(record(sys.argv[1], (sys.argv[2:] or ["whole"])[0], address))
 
 
 if __name__ == "__main__":

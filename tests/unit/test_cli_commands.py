@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from everstep.cli.commands import COMMANDS, app
+from everstep.cli.find import find_run
+from everstep.core.errors import InputError
+from everstep.workers.local.folder import RunFolder
 
 HEAVY = ("torch", "temporalio", "matplotlib")
 
@@ -26,6 +31,64 @@ def test_an_unknown_command_is_wrong_input() -> None:
     shown = CliRunner().invoke(app, ["nosuch"])
     assert shown.exit_code == 2
     assert "nosuch" in shown.output
+
+
+def complete(*words: str) -> list[str]:
+    """What a shell is offered for the last word."""
+    asked = {
+        "_EVERSTEP_COMPLETE": "complete_bash",
+        "COMP_WORDS": " ".join(("everstep", *words)),
+        "COMP_CWORD": str(len(words)),
+    }
+    return CliRunner().invoke(app, [], env=asked).output.split()
+
+
+def test_a_shell_completes_commands_and_jobs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("gpt-one", "gpt-two", "other"):
+        RunFolder(tmp_path / "runs" / name).path.mkdir(parents=True)
+        RunFolder(tmp_path / "runs" / name).write_state(job=name)
+    assert complete("sta") == ["status", "stacks"]
+    assert complete("incident", "sh") == ["show"]
+    assert complete("status", "gpt") == ["gpt-one", "gpt-two"]
+    assert "--install-completion" in complete("--")
+
+
+SHOWS = (
+    "status", "report", "incidents", "updates", "plan", "spec", "check", "classify", "stacks",
+    "analyze-stacks", "logs", "incident show", "ckpt ls", "ckpt verify", "hot-update",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SHOWS)
+def test_what_shows_something_shows_it_to_programs(name: str) -> None:
+    shown = CliRunner().invoke(app, [*name.split(), "--help"], env={"COLUMNS": "200"})
+    assert "--json" in shown.output
+
+
+def test_a_run_is_found_by_its_folder_or_its_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match="there is no run here"):
+        find_run(None)
+    with pytest.raises(InputError, match=r"nosuch: is not a run's folder.* None lies under runs/"):
+        find_run(Path("nosuch"))
+    for name, job in (("a", "gpt"), ("b", "toy")):
+        folder = RunFolder(Path("runs") / name)
+        folder.path.mkdir(parents=True)
+        folder.write_state(job=job)
+        os.utime(folder.state, (1.0, 1.0 if name == "a" else 2.0))
+    (Path("runs") / "c").mkdir()
+    (Path("runs") / "c" / "run.json").write_text("{half a")
+    os.utime(Path("runs") / "c" / "run.json", (0.0, 0.0))
+    assert find_run(None).path == Path("runs/b")
+    assert find_run(Path("gpt")).path == find_run(Path("a")).path == Path("runs/a")
+    assert find_run(Path("runs/a")).path == Path("runs/a")
+    with pytest.raises(InputError, match=r"Jobs with runs under runs: c, gpt, toy"):
+        find_run(Path("nosuch"))
 
 
 @pytest.mark.parametrize("name", ["plan", "spec", "check", "classify"])

@@ -4,7 +4,7 @@ import signal
 import time
 from dataclasses import replace
 
-from everstep.core.evidence import blames_connection, classify, describe_exit
+from everstep.core.evidence import blames_connection, classify, describe_exit, gathered
 from everstep.core.model import Alert, RankExit
 from everstep.core.vocabulary import Observer, Symptom
 
@@ -158,3 +158,37 @@ def test_words_of_thousands_of_ranks_are_read_in_bounded_time() -> None:
     began = time.process_time()
     assert classify([CRASH], exits, []).ranks == (0,)
     assert time.process_time() - began < 1.5
+
+
+def of_rank(rank: int, at_s: float) -> Alert:
+    rank_exit = ended(rank, at_s)
+    return replace(
+        CRASH, at_s=at_s, rank=rank, machine=rank_exit.machine, detail=f"rank {rank} ended",
+        rank_exit=rank_exit,
+    )  # fmt: skip
+
+
+def test_ranks_that_end_together_on_a_machine_are_one_alert_of_the_first() -> None:
+    given = [of_rank(5, 10.2), of_rank(4, 10.1), LOST, of_rank(2, 10.3)]
+    found = gathered(given)
+    assert [(alert.machine, alert.rank) for alert in found] == [("m2", 4), ("m1", None), ("m1", 2)]
+    assert [alert.detail for alert in found] == [
+        "rank 4 ended, and 1 more rank there ended",
+        "agent lost",
+        "rank 2 ended",
+    ]
+    assert found[0].key == given[1].key
+
+
+def test_ranks_of_different_attempts_are_not_gathered() -> None:
+    later = replace(of_rank(5, 10.2), attempt=2)
+    assert gathered([of_rank(4, 10.1), later]) == [of_rank(4, 10.1), later]
+
+
+def test_hundreds_that_say_the_same_do_not_drown_the_one_that_knows() -> None:
+    last = "RuntimeError: [rank{}] Connection closed by peer [10.0.0.{}]:12{:03d}"
+    exits = [ended(r, 10.0 + r / 1000, 1, None, last.format(r, r, r)) for r in range(250)]
+    exits.append(ended(251, 11.0, 1, None, "RuntimeError: CUDA error: uncorrectable ECC error"))
+    found = classify([CRASH], exits, [])
+    assert (found.machines, found.ranks) == (("m125",), (251,))
+    assert "before" not in found.reason or "250 other ranks" in found.reason

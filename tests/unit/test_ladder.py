@@ -396,3 +396,12 @@ def test_same_failure_is_the_same_symptom_that_nothing_certain_tells_apart() -> 
     assert not same_failure(certain("m1"), certain("m2"))
     assert not same_failure(killed("m1", 3), killed("m2", 5))
     assert same_failure(killed("m1", 3), killed("m4", 3)), "its replacement runs the same rank"
+
+
+def test_machine_that_came_back_is_evicted_once_more_and_then_never_again() -> None:
+    hang = finding(("m1", "m2"), symptom=Symptom.JOB_HANG)
+    incident = Incident()
+    assert incident.again(hang).machines == ("m1", "m2")
+    incident.standing = replace(STANDING, returned=("m2",))
+    assert incident.again(hang).machines == ("m2",)
+    assert incident.again(hang).rung is CHECKS

@@ -55,11 +55,20 @@ def test_one_lost_machine() -> None:
         Spent.LOCATE: 1.0 + 0.5,
         Spent.HELD: 2.0,
         Spent.RESTART: 1.5,
+        Spent.CHECKPOINT: 0.0,
         Spent.UPDATE: 0.0,
         Spent.END: 1.0,
     }
     assert sum(lost_s(stretches, 1).values()) == 0.5 + 1.5 + 2.0 + 1.5
     assert ratio(stretches, 10.0, 14.0) == pytest.approx(0.75)
+
+
+def test_standing_still_for_a_checkpoint_is_no_training() -> None:
+    stalls = (0.0, 0.25, 0.005, 9.0)
+    seen = [StepSeen(1, step, 10.0 + step, stall_s) for step, stall_s in enumerate(stalls, 1)]
+    spent = totals(ledger(seen, [], 10.0, 14.0))
+    # Less than a hundredth of a step is none, and none is longer than its step.
+    assert (spent[Spent.CHECKPOINT], spent[Spent.PRODUCTIVE]) == (1.25, 2.75)
 
 
 def test_a_wish_is_no_failure() -> None:
@@ -74,7 +83,8 @@ def test_a_run_that_never_made_a_step() -> None:
 
 
 MOMENTS = st.floats(0.0, 100.0, allow_nan=False)
-RUNS = st.lists(st.tuples(st.integers(1, 4), st.integers(1, 9), MOMENTS), max_size=12).map(
+STALLS = st.floats(0.0, 5.0, allow_nan=False)
+RUNS = st.lists(st.tuples(st.integers(1, 4), st.integers(1, 9), MOMENTS, STALLS), max_size=12).map(
     lambda seen: [StepSeen(*one) for one in sorted(seen, key=lambda one: (one[0], one[2]))]
 )
 MARKS = st.lists(st.tuples(MOMENTS, st.sampled_from([*Spent])), max_size=6)

@@ -65,6 +65,24 @@ def test_one_rank_that_reports_makes_steps_count_for_all() -> None:
     assert board.reached(1, 1, 100.0) is None
 
 
+def test_a_steps_stall_is_that_of_the_rank_which_stood_longest() -> None:
+    board = StepBoard(2, 5.0)
+    for rank in (0, 1):
+        # Since before anybody listened.
+        board.note(1, rank, 4, 10.0, stalled_s=7.0)
+    board.note(1, 0, 5, 11.0, stalled_s=7.5)
+    # It runs ahead: what it stands still in step 6 is no part of step 5.
+    board.note(1, 0, 6, 11.5, stalled_s=9.5)
+    assert board.note(1, 1, 5, 12.0, stalled_s=7.25) == StepSeen(1, 5, 12.0, 0.5)
+    assert board.note(1, 1, 6, 13.0, stalled_s=7.25) == StepSeen(1, 6, 13.0, 2.0)
+    # A step that is told twice, and one of a rank that says nothing.
+    assert board.note(1, 0, 7, 14.0, stalled_s=9.75) is None
+    board.note(1, 0, 7, 14.0, stalled_s=10.0)
+    assert board.note(1, 1, 7, 14.0) == StepSeen(1, 7, 14.0, 0.5)
+    board.note(2, 0, 8, 20.0, stalled_s=0.0)
+    assert board.note(2, 1, 8, 20.0, stalled_s=0.0) == StepSeen(2, 8, 20.0)
+
+
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 20)), max_size=80))
 def test_board_never_says_more_than_the_slowest_rank(reports: list[tuple[int, int]]) -> None:
     board = StepBoard(4, 5.0)
@@ -96,6 +114,11 @@ def test_redone_step_and_recovery_are_lost() -> None:
     meter = ettr.measure(seen, 0.0, 11.0)
     assert (meter.productive_s, meter.redone_s) == (4.0, 1.0)
     assert meter.lost_s == 7.0
+
+
+def test_standing_still_for_a_checkpoint_is_lost() -> None:
+    seen = [StepSeen(1, 1, 1.0), StepSeen(1, 2, 2.0), StepSeen(1, 3, 5.0, 2.0)]
+    assert ettr.measure(seen, 0.0, 5.0).productive_s == 3.0
 
 
 def test_nothing_seen_is_nothing_productive() -> None:

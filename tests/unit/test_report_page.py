@@ -11,7 +11,7 @@ from tests.unit.test_ledger import AFTER, FAULT
 from everstep.cli.report_html import page
 from everstep.core.report import report
 
-VOID = {"meta", "line", "rect", "polyline", "br"}
+VOID = {"meta", "line", "rect", "polyline", "br", "img"}
 
 
 class Balance(HTMLParser):
@@ -23,7 +23,7 @@ class Balance(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         if tag not in VOID or not (self.get_starttag_text() or "").endswith(("/>", "<br>")):
-            self.open += [] if tag == "meta" else [tag]
+            self.open += [] if tag in ("meta", "img") else [tag]
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         pass
@@ -32,14 +32,19 @@ class Balance(HTMLParser):
         assert self.open.pop() == tag
 
 
-def test_page_is_whole_and_needs_no_network() -> None:
-    text = page(report("job", AFTER, [FAULT], 0.0, 22.0), [FAULT])
+def check_whole_and_offline(text: str) -> None:
     balance = Balance()
     balance.feed(text.replace("<br>", "<br/>"))
     assert balance.open == []
     addresses = re.findall(r"https?://[^\"' ]+", text)
-    assert set(addresses) == {"http://www.w3.org/2000/svg"}
+    assert set(addresses) <= {"http://www.w3.org/2000/svg"}
     assert "prefers-color-scheme: dark" in text
+    assert 'name="viewport"' in text
+
+
+def test_page_is_whole_and_needs_no_network() -> None:
+    text = page(report("job", AFTER, [FAULT], 0.0, 22.0), [FAULT])
+    check_whole_and_offline(text)
     assert "ETTR 18.18%" in text
     assert "agent_lost: evict" in text
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from everstep.core.memory import CodeVersion
@@ -15,6 +17,7 @@ from everstep.core.updates import (
     merged,
     next_due_s,
     objection,
+    outcome,
     pending,
     variables_of,
 )
@@ -111,3 +114,17 @@ def test_only_what_waits_is_due() -> None:
 def test_urgent_is_due_at_once() -> None:
     assert update(1, "v2", due_at_s=1.0).urgent
     assert not update(1, "v2").urgent
+
+
+def test_what_became_of_it_is_told_in_words() -> None:
+    made = Update(1, "v2", "/v2", (), "ada", "", 1.0, 1.0, UpdateState.APPLIED, "v2")
+    waits = replace(made, state=UpdateState.PENDING, became="")
+    gone = replace(made, state=UpdateState.CANCELLED, became="")
+    codes = [CodeVersion("v2", "/v2")]
+    broken = [CodeVersion("v2", "/v2", failed="no first step")]
+    assert [outcome(one, codes) for one in (waits, gone, made)] == [
+        "waits for a restart",
+        "withdrawn",
+        "made, as v2",
+    ]
+    assert outcome(made, broken) == "rolled back: no first step"

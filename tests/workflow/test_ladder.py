@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import threading
 import time
-from collections.abc import Generator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
-from typing import Any
 
 import pytest
 
@@ -208,66 +202,3 @@ async def test_machine_evicted_twice_joins_only_by_a_persons_word(temporal_addre
         await control.handle.signal(RunJob.admit, "m1")
         await control.until(lambda r: r.first_step_at_s is not None, 2)
         assert (await control.status()).barred == ()
-
-
-@contextmanager
-def webhook(*answers: int) -> Generator[tuple[str, list[dict[str, Any]]]]:
-    """A real server that gives these answers in turn, the last one for ever; what it was sent."""
-    posts: list[dict[str, Any]] = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            length = int(self.headers["Content-Length"])
-            posts.append(json.loads(self.rfile.read(length)))
-            assert self.headers["Idempotency-Key"] == posts[-1]["key"]
-            self.send_response(answers[min(len(posts), len(answers)) - 1])
-            self.end_headers()
-
-        def log_message(self, format: str, *args: Any) -> None:
-            pass
-
-    server = HTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}/secret-path", posts
-    finally:
-        server.shutdown()
-        thread.join(10)
-        server.server_close()
-
-
-async def test_person_is_paged_once_though_the_first_try_fails(
-    temporal_address: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    world = FakeWorld(8)
-    with webhook(503, 200) as (address, posts):
-        monkeypatch.setenv("TEST_WEBHOOK", address)
-        spec = patient(safety={"webhook": "TEST_WEBHOOK"}, standby={"count": 0})
-        async with controlled(temporal_address, spec, world) as control:
-            await assemble(control)
-            await control.lose("m1")
-            await control.until(lambda r: any("was paged" in e.text for e in r.timeline))
-            await control.join("m9")
-            await control.until(lambda r: r.first_step_at_s is not None)
-            history = (await control.incident().fetch_history()).to_json()
-    assert [post["key"] for post in posts] == [posts[0]["key"]] * 2
-    assert (posts[1]["incident"], posts[1]["symptom"]) == (1, "agent_lost")
-    assert "1 machine missing for slot 1" in posts[1]["reason"]
-    assert "secret-path" not in history
-
-
-async def test_webhook_that_refuses_does_not_hold_up_recovery(
-    temporal_address: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    world = FakeWorld(8)
-    with webhook(404) as (address, posts):
-        monkeypatch.setenv("TEST_WEBHOOK", address)
-        spec = patient(safety={"webhook": "TEST_WEBHOOK"}, standby={"count": 0})
-        async with controlled(temporal_address, spec, world) as control:
-            await assemble(control)
-            await control.lose("m1")
-            await control.until(lambda r: any("answers 404" in e.text for e in r.timeline))
-            await control.join("m9")
-            await control.until(lambda r: r.first_step_at_s is not None)
-    assert len(posts) == 1

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from temporalio.client import Client, WorkflowExecutionStatus
-from temporalio.contrib.pydantic import pydantic_data_converter
 
 from everstep.activities.kube.objects import Objects, path_of
 from everstep.core import names
@@ -16,6 +15,7 @@ from everstep.core.errors import EverstepError, InputError
 from everstep.workers.cluster.launch import job_objects_with, launch
 from everstep.workers.cluster.pod import Submission
 from everstep.workers.cluster.submit import Target, submission
+from everstep.workers.payloads import DATA_CONVERTER
 from tests.fakes.kube.faults import Fault, Kind
 from tests.fakes.kube.where import Where, anywhere
 from tests.unit.test_submit import write
@@ -51,7 +51,7 @@ class Desk:
 
 @pytest.fixture
 async def desk(tmp_path: Path, temporal_address: str) -> AsyncIterator[Desk]:
-    client = await Client.connect(temporal_address, data_converter=pydantic_data_converter)
+    client = await Client.connect(temporal_address, data_converter=DATA_CONVERTER)
     async with anywhere(tmp_path) as where:
         yield Desk(where, client, tmp_path, where.namespace[:30])
 

@@ -1,4 +1,4 @@
-"""Calling a person through a webhook: one POST of JSON a page."""
+"""Telling persons of incidents through a webhook: one POST of JSON a notice."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from temporalio import activity
 
+from everstep.activities import slack
 from everstep.activities.failure import as_failures
 from everstep.core.errors import PermanentError, TransientError
 from everstep.workflows.messages import PageOrder
@@ -24,7 +25,7 @@ RETRYABLE_STATUS = (408, 425, 429)
 
 
 class Webhook(NotifyPort):
-    """Posts pages to the address that an environment variable holds.
+    """Posts notices to the address that an environment variable holds.
 
     Args:
         environment: Where addresses are looked up; they may hold secrets, so they are never told.
@@ -35,7 +36,7 @@ class Webhook(NotifyPort):
 
     @activity.defn(name="notify.page")
     async def page(self, order: PageOrder) -> None:
-        """Post the page as JSON.
+        """Post the notice in its format.
 
         Effect: one request, with the key in the body and as `Idempotency-Key`.
         Idempotent by: the key, if the other side honours it.
@@ -47,7 +48,7 @@ class Webhook(NotifyPort):
             await self.post(order)
 
     async def post(self, order: PageOrder) -> None:
-        """Post the page.
+        """Post the notice.
 
         Raises:
             PermanentError: There is no address, or the other side refuses.
@@ -59,10 +60,9 @@ class Webhook(NotifyPort):
         address = self._environment.get(order.webhook, "")
         if urlsplit(address).scheme not in ("http", "https"):
             raise PermanentError(f"{order.webhook} holds no http address on the controller")
-        content = {name: value for name, value in asdict(order).items() if name != "webhook"}
         request = urllib.request.Request(  # noqa: S310 - the scheme was checked
             address,
-            json.dumps(content).encode(),
+            json.dumps(_body(order)).encode(),
             {"Content-Type": "application/json", "Idempotency-Key": order.key},
         )
         try:
@@ -76,3 +76,10 @@ class Webhook(NotifyPort):
             # The text of the error may quote the address.
             why = type(getattr(error, "reason", error)).__name__
             raise TransientError(f"the webhook in {order.webhook} does not answer: {why}") from None
+
+
+def _body(order: PageOrder) -> dict[str, object]:
+    if order.format == "slack":
+        return {**slack.message(order)}
+    own = ("webhook", "format")
+    return {name: value for name, value in asdict(order).items() if name not in own}

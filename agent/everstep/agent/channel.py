@@ -13,6 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 from everstep.agent.borrowing import Borrowing, Place
+from everstep.agent.rank_voice import Word
 from everstep.agent.shards import ShardStore, SharedRegion
 from everstep.agent.storage import StorageTier
 from everstep.agent.transfer.sender import BackupSender
@@ -65,7 +66,7 @@ class RankChannel:
         on_progress: Callable[[int, int], None],
         backup_timeout_s: float,
         on_damaged: Callable[[int, int, str], None] = lambda rank, step, text: None,
-        on_word: Callable[[int, channel.Report | channel.Entered], None] = lambda rank, word: None,
+        on_word: Callable[[int, Word], None] = lambda rank, word: None,
         on_replayed: Callable[[int, str], None] | None = None,
         tier: StorageTier | None = None,
         stored: str = "",
@@ -145,6 +146,7 @@ class RankChannel:
                     region = self._store.region_for(self.rank, slot_bytes)
                     self._reply(channel.Reserved(region.view.slot_bytes), region)
                 case channel.Saved(step, slot, to_storage):
+                    self._on_word(self.rank, message)
                     self._keep(step, slot, to_storage)
                 case _:
                     self._hear(message)

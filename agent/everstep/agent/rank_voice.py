@@ -17,6 +17,9 @@ from everstep.core.vocabulary import Phase
 
 logger = logging.getLogger(__name__)
 
+Word = channel.Report | channel.Entered | channel.Saved
+"""What a rank says of itself over its channel."""
+
 
 class RankVoice:
     """Keeps a rank's newest step and its phase, and tells of every word.
@@ -50,14 +53,23 @@ class RankVoice:
         self._phase = Phase.START
         self._ran_s = ran_s
         self._tell = tell
+        self._stalled_s: float | None = None
+        self._stands_since_s: float | None = None
 
     def reached(self, step: int) -> None:
         """It finished a step, or begins at one."""
         self._advance(step)
         self._say()
 
-    def said(self, word: channel.Report | channel.Entered) -> None:
-        """It spoke of itself; a phase that there is not is not passed on."""
+    def said(self, word: Word) -> None:
+        """It spoke of itself; a phase that there is not is not passed on.
+
+        What it saved is told by `reached`, once it is kept.
+        """
+        if not isinstance(word, channel.Entered) and word.stalled_s is not None:
+            self._stalled_s = word.stalled_s
+        if isinstance(word, channel.Saved):
+            return
         if isinstance(word, channel.Report):
             self._advance(word.step)
             self._say(word.loss, word.grad_norm, word.mfu, word.waited_s)
@@ -73,6 +85,7 @@ class RankVoice:
             return
         for line in self._lines.read():
             self._from_log = True
+            self._count_stall(line.phase)
             if line.step is None:
                 self._phase = line.phase or self._phase
                 self._say()
@@ -86,6 +99,12 @@ class RankVoice:
         if self.step is not None:
             self._phase = Phase.ENDED
             self._say()
+
+    def _count_stall(self, phase: Phase | None) -> None:
+        """A line of its log ends a checkpoint that an earlier one began, or begins one."""
+        if self._stands_since_s is not None:
+            self._stalled_s = (self._stalled_s or 0.0) + time.time() - self._stands_since_s
+        self._stands_since_s = time.time() if phase is Phase.CHECKPOINT else None
 
     def _advance(self, step: int) -> None:
         if step > (self._restore_step if self.step is None else self.step):
@@ -102,4 +121,4 @@ class RankVoice:
         step = self._restore_step if self.step is None else self.step
         figures = (loss, grad_norm, mfu)
         now = RankProgress(*self._place, step, time.time(), self._phase, *figures, self._from_log)
-        self._tell(replace(now, ran_s=self._ran_s(), waited_s=waited_s))
+        self._tell(replace(now, ran_s=self._ran_s(), waited_s=waited_s, stalled_s=self._stalled_s))

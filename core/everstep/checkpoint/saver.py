@@ -44,6 +44,7 @@ from everstep.checkpoint.agreement import Agreement
 from everstep.checkpoint.checksums import checksum
 from everstep.checkpoint.copying import Copier, copier_for
 from everstep.checkpoint.sharing import Sharing
+from everstep.checkpoint.stalling import StallClock
 from everstep.checkpoint.tree import FlatTree
 from everstep.core import channel
 from everstep.core.errors import EverstepError, PermanentError
@@ -118,6 +119,7 @@ class Saver:
         agreement: With the other ranks; likewise.
         region: Memory to begin with, if there is some.
         sharing: With the ranks of the DP group.
+        stalls: How long the rank has stood still, which is told with each step.
     """
 
     def __init__(
@@ -127,12 +129,14 @@ class Saver:
         agreement: Agreement,
         region: Region | None,
         sharing: Sharing,
+        stalls: StallClock,
     ) -> None:
         self._link = link
         self._me = me
         self._origin = Origin(me.job, me.layout)
         self._agreement = agreement
         self._sharing = sharing
+        self._stalls = stalls
         self._turns = Turns(me, agreement)
         self._region = region
         self._copier: Copier | None = None
@@ -279,7 +283,8 @@ class Saver:
         overdue = self._overdue_step
         if overdue is not None and self._link.wait_protected(overdue, 0.0) is not None:
             self._overdue_step = None
-        self._link.tell(channel.Saved(step, slot, self._turns.next(step)))
+        to_storage, stalled_s = self._turns.next(step), self._stalls.stalled_s
+        self._link.tell(channel.Saved(step, slot, to_storage, stalled_s))
         # A holder that let one step's time run out does not cost every later step as much.
         patience_s = self._me.backup_timeout_s if self._overdue_step is None else 0.0
         answer = self._link.wait_protected(step, patience_s)

@@ -31,6 +31,7 @@ from everstep.checkpoint.replaying import replay
 from everstep.checkpoint.restoring import Restoring
 from everstep.checkpoint.saver import Saver, Stage
 from everstep.checkpoint.sharing import Sharing
+from everstep.checkpoint.stalling import StallClock
 from everstep.checkpoint.waiting import WaitClock
 from everstep.core import channel, names
 from everstep.core.errors import EverstepError, PermanentError
@@ -40,6 +41,9 @@ from everstep.core.vocabulary import Phase
 logger = logging.getLogger(__name__)
 
 _ANSWER_PATIENCE_S = 60.0
+
+_SAVE = "save"
+"""Why a rank stands still, beside its own phase `checkpoint`."""
 
 
 class Optimizer(Protocol):
@@ -284,6 +288,7 @@ class _AttachedSession(Session):
         self._last_step = -1
         self._phase = Phase.START
         self._waits = WaitClock()
+        self._stalls = StallClock()
         self._saver: Saver | None = None
         self._link = AgentLink(sock, _ANSWER_PATIENCE_S)
         self._me, _ = self._link.ask(channel.Hello(), channel.Welcome)
@@ -306,11 +311,13 @@ class _AttachedSession(Session):
             raise ValueError(f"step {step} is saved after step {self._last_step}")
         if self._saver is None:
             self._saver = self._new_saver(None)
-        self._saver.submit(step, self._taken(self._saver, state))
+        with self._stalls.stalling(_SAVE):
+            self._saver.submit(step, self._taken(self._saver, state))
         self._last_step = step
-        self._phase = self._phase.after_step()
+        self._go_on()
         if blocking:
-            self._saver.wait(Stage.STABLE)
+            with self._stalls.stalling(_SAVE):
+                self._saver.wait(Stage.STABLE)
         elif not self._waited:
             self.wait_before_update()
         self._waited = False
@@ -318,7 +325,7 @@ class _AttachedSession(Session):
     def wait_before_update(self) -> None:
         self._waited = True
         if self._saver is not None:
-            with self._waits.waiting():
+            with self._waits.waiting(), self._stalls.stalling(_SAVE):
                 self._saver.wait(self._before_update)
 
     def report(
@@ -330,12 +337,21 @@ class _AttachedSession(Session):
         mfu: SupportsFloat | None = None,
     ) -> None:
         numbers = [None if n is None else float(n) for n in (loss, grad_norm, mfu)]
-        numbers.append(self._waits.waited_s())
+        numbers += [self._waits.waited_s(), self._stalls.stalled_s]
         self._link.tell(channel.Report(step, *numbers))
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """A step is finished, which ends what the rank did instead."""
         self._phase = self._phase.after_step()
+        self._stalls.end(Phase.CHECKPOINT)
 
     def _enter(self, phase: Phase) -> Phase:
         before, self._phase = self._phase, phase
+        if phase is Phase.CHECKPOINT:
+            self._stalls.begin(phase)
+        else:
+            self._stalls.end(Phase.CHECKPOINT)
         self._link.tell(channel.Entered(phase.value))
         return before
 
@@ -375,4 +391,4 @@ class _AttachedSession(Session):
 
     def _new_saver(self, region: Region | None) -> Saver:
         others = agreement.of_environment(os.environ, self._me.attempt)
-        return Saver(self._link, self._me, others, region, self._sharing)
+        return Saver(self._link, self._me, others, region, self._sharing, self._stalls)

@@ -154,11 +154,13 @@ class Saved:
         step: Which one.
         slot: Where.
         to_storage: Whether all ranks send this step to storage.
+        stalled_s: How long the rank has stood still for checkpoints since it began.
     """
 
     step: int
     slot: int
     to_storage: bool = False
+    stalled_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +182,8 @@ class Protected:
 class Report:
     """The rank finished this step, and knows these figures of it; NaN is one, None is not known.
 
-    `waited_s` is how long it has been in collectives since it began.
+    `waited_s` is how long it has been in collectives since it began, `stalled_s` how long it has
+    stood still for checkpoints.
     """
 
     step: int
@@ -188,6 +191,7 @@ class Report:
     grad_norm: float | None = None
     mfu: float | None = None
     waited_s: float | None = None
+    stalled_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,9 @@
 """Effective training time ratio: time that advanced training over wall-clock time.
 
-Each step counts once, however often it was done. A step's time is the time since the step before it
-in the same attempt; the first step of an attempt also pays for the start, of which only a usual
-step's time (the median of the job's other steps) counts as training.
+Each step counts once, however often it was done, and without what it stood still for checkpoints. A
+step's time is the time since the step before it in the same attempt; the first step of an attempt
+also pays for the start, of which only a usual step's time (the median of the job's other steps)
+counts as training.
 """
 
 from __future__ import annotations
@@ -60,6 +61,7 @@ def measure(steps: Sequence[StepSeen], from_s: float, to_s: float) -> Ettr:
         took_s = max(0.0, seen.at_s - max(began_s, from_s))
         if not same_attempt:
             took_s = min(took_s, usual_s)
+        took_s = max(0.0, took_s - seen.stalled_s)
         if seen.step > newest:
             productive_s += took_s
             newest = seen.step

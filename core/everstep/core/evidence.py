@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from everstep.core.classify.names import Action
 from everstep.core.classify.rule import Standing
@@ -83,6 +84,36 @@ def calls_for_action(alert: Alert) -> bool:
     `senses.network`). If it is more than that, ranks end or fall silent, which is an alert too.
     """
     return not alert.subject or alert.confident
+
+
+def gathered(alerts: Sequence[Alert]) -> list[Alert]:
+    """The same evidence in few alerts: of ranks that ended on one machine, the first.
+
+    The report of the stop order that follows has all of them.
+
+    Args:
+        alerts: What one observer raises at once.
+
+    Returns:
+        All others unchanged, in order.
+    """
+    ended = [alert for alert in alerts if alert.rank_exit is not None]
+    together: dict[tuple[str | None, int], list[Alert]] = {}
+    for alert in sorted(ended, key=lambda a: a.at_s):
+        together.setdefault((alert.machine, alert.attempt), []).append(alert)
+    firsts = {id(group[0]): len(group) - 1 for group in together.values()}
+    return [
+        alert if alert.rank_exit is None else _with_others(alert, firsts[id(alert)])
+        for alert in alerts
+        if alert.rank_exit is None or id(alert) in firsts
+    ]
+
+
+def _with_others(alert: Alert, others: int) -> Alert:
+    if not others:
+        return alert
+    more = f", and {others} more rank{'s' if others > 1 else ''} there ended"
+    return replace(alert, detail=alert.detail + more)
 
 
 def _seen_by_senses(alert: Alert) -> str:

@@ -1,7 +1,8 @@
 """The escalation ladder: from evidence and the rungs already climbed to the next rung.
 
 Called by the incident workflow until training is stable again. It always ends: an eviction names
-machines that this incident has not evicted yet, an update is made once, every other rung is climbed
+machines that this incident has not evicted yet, or that came back since then and go for good now,
+an update is made once, every other rung is climbed
 once an incident, and what is left is a person. Tests between two attempts (`CHECKS`, `REPLAY`) only
 name machines; that these go is a rung of its own, so that one place holds everything that guards an
 eviction.
@@ -10,7 +11,8 @@ eviction.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from everstep.core.classify.names import Action
@@ -55,6 +57,7 @@ class Standing:
         unavailable: Rungs that cannot be climbed at all, each with why.
         approved: Whether a person has allowed the next rung, past every limit.
         updates: Changes of code or arguments that wait for a restart.
+        returned: Machines that this incident evicted for their group alone, and let come back.
     """
 
     evicted_in_window: int = 0
@@ -63,6 +66,7 @@ class Standing:
     unavailable: Mapping[Rung, str] = field(default_factory=dict[Rung, str])
     approved: bool = False
     updates: int = 0
+    returned: Collection[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,9 +162,11 @@ class _Case:
         return rung is not Rung.EVICT and any(climb.rung is rung for climb in self.climbed)
 
     def present(self, machines: Sequence[str]) -> tuple[str, ...]:
-        """Those that no eviction of this incident has named yet, sorted."""
-        gone = {m for climb in self.climbed if climb.rung is Rung.EVICT for m in climb.machines}
-        return tuple(sorted({*machines} - gone))
+        """Those that no eviction of this incident has named since they came last, sorted."""
+        evictions = [climb for climb in self.climbed if climb.rung is Rung.EVICT]
+        named = Counter(machine for climb in evictions for machine in climb.machines)
+        back = self.standing.returned
+        return tuple(m for m in sorted({*machines}) if named[m] <= (m in back))
 
     @property
     def restarts(self) -> list[Climb]:

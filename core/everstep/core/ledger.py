@@ -8,14 +8,19 @@ Paper: ByteRobust, section 8.1.3 (ETTR). The paper reports the ratio; the classe
 
 from __future__ import annotations
 
+import bisect
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from everstep.core.ettr import usual_step_s
 from everstep.core.model import StepSeen
-from everstep.core.record import IncidentRecord
+from everstep.core.record import IncidentRecord, Mark
 from everstep.core.vocabulary import Rung, Spent
+
+SHORTEST_STALL = 0.01
+"""Share of a step from which on standing still for a checkpoint is told apart from the step. Less
+is nothing that a report could be precise about, and would cut every step in two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +52,8 @@ def ledger(
 
     A step counts as productive the first time that all ranks finish it. The first step of an
     attempt lasts as long as a usual one (the median); what is before that is the restart. What
-    ranks had done of a step when they failed is done again.
+    ranks had done of a step when they failed is done again. Where in a step training stood for a
+    checkpoint is not known: it is put at its end.
 
     Args:
         steps: In order of time, over all attempts.
@@ -56,6 +62,7 @@ def ledger(
         to_s: When it ended, or now.
     """
     usual_s = usual_step_s(steps)
+    told = _told(incidents)
     stretches: list[Stretch] = []
     newest, before = 0, from_s
     attempt: int | None = None
@@ -66,11 +73,20 @@ def ledger(
         began_s = before
         if seen.attempt != attempt:
             began_s = max(before, at_s - usual_s)
-            stretches += _gap(incidents, before, began_s, attempt is None)
-        stretches.append(Stretch(began_s, at_s, spent))
+            stretches += _gap(told, before, began_s, attempt is None)
+        stretches += step_stretches(seen, spent, began_s, at_s)
         before, attempt = at_s, seen.attempt
-    stretches += _gap(incidents, before, to_s, attempt is None)
+    stretches += _gap(told, before, to_s, attempt is None)
     return _joined(stretch for stretch in stretches if stretch.length_s > 0)
+
+
+def step_stretches(seen: StepSeen, spent: Spent, began_s: float, at_s: float) -> list[Stretch]:
+    """The step itself, and the time in it in which training stood for a checkpoint."""
+    stalled_s = min(seen.stalled_s, at_s - began_s)
+    if stalled_s <= 0 or stalled_s < SHORTEST_STALL * (at_s - began_s):
+        return [Stretch(began_s, at_s, spent)]
+    stood_s = max(began_s, at_s - stalled_s)
+    return [Stretch(began_s, stood_s, spent), Stretch(stood_s, at_s, Spent.CHECKPOINT)]
 
 
 def totals(stretches: Iterable[Stretch]) -> dict[Spent, float]:
@@ -91,17 +107,33 @@ def ratio(stretches: Sequence[Stretch], from_s: float, to_s: float) -> float:
     return productive_s / (to_s - from_s) if to_s > from_s else 0.0
 
 
-def _gap(
+def gap(
     incidents: Sequence[IncidentRecord], from_s: float, to_s: float, first: bool
 ) -> list[Stretch]:
-    """What happened between two attempts, or before the first, or after the last."""
-    marks = [
-        (mark.at_s, mark.spent, record)
-        for record in incidents
-        for mark in record.marks
-        if from_s <= mark.at_s < to_s
-    ]
-    marks.sort(key=lambda mark: mark[0])
+    """What happened between two attempts, or before the first, or after the last.
+
+    Args:
+        incidents: Those whose marks may lie in between; others do no harm.
+        from_s: Its begin.
+        to_s: Its end.
+        first: Whether no step had been made before.
+    """
+    return _gap(_told(incidents), from_s, to_s, first)
+
+
+_Told = Sequence[tuple[float, Mark, IncidentRecord]]
+
+
+def _told(incidents: Sequence[IncidentRecord]) -> _Told:
+    """What incidents say that time went into, by time."""
+    marks = [(mark.at_s, mark, record) for record in incidents for mark in record.marks]
+    return sorted(marks, key=lambda mark: mark[0])
+
+
+def _gap(told: _Told, from_s: float, to_s: float, first: bool) -> list[Stretch]:
+    begin = bisect.bisect_left(told, from_s, key=lambda mark: mark[0])
+    end = bisect.bisect_left(told, to_s, key=lambda mark: mark[0])
+    marks = [(at_s, mark.spent, record) for at_s, mark, record in told[begin:end]]
     # Until somebody saw the fault, the ranks did what is lost now, or had not begun.
     edges: list[tuple[float, Spent, int | None]] = [
         (from_s, Spent.START if first else Spent.REDONE if marks else Spent.END, None)

@@ -152,6 +152,8 @@ class RankProgress:
             heard of the step; None when the kernel does not tell.
         waited_s: How long its process has been in collectives so far, by its own word; None when
             it does not tell.
+        stalled_s: How long it has stood still for checkpoints so far in this attempt; None when
+            nobody tells.
     """
 
     machine: str
@@ -166,6 +168,7 @@ class RankProgress:
     from_log: bool = False
     ran_s: float | None = None
     waited_s: float | None = None
+    stalled_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,11 +206,14 @@ class StepSeen:
         attempt: The attempt.
         step: The slowest rank's step.
         at_s: When the last rank got there.
+        stalled_s: How long training stood still for checkpoints since the step before it: the
+            longest that any rank did.
     """
 
     attempt: int
     step: int
     at_s: float
+    stalled_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

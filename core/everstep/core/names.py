@@ -28,6 +28,17 @@ def incident_workflow_id(job: str, incident: int) -> str:
     return f"incident/{job}/{incident}"
 
 
+def batch_workflow_id(parent: str, order: str, number: int) -> str:
+    """Id of a workflow that orders one batch of machines.
+
+    Args:
+        parent: Id of the workflow that asks for it.
+        order: What is ordered, and what tells it from other orders of the same kind.
+        number: Of the batch, from 1.
+    """
+    return f"{parent}/{order}/{number}"
+
+
 def stacks_workflow_id(job: str, number: str) -> str:
     """Id of a workflow that collects the stacks of a job once."""
     return f"stacks/{job}/{number}"

@@ -10,6 +10,7 @@ general rule, the fallbacks and the repair of layouts that straddle machines are
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Collection, Iterator, Mapping
@@ -120,6 +121,7 @@ def no_backup(layout: Layout, reason: str) -> BackupPlan:
     return BackupPlan({}, dict.fromkeys(range(layout.world_size), reason))
 
 
+@functools.lru_cache(maxsize=8)
 def backup_placement(layout: Layout) -> BackupPlan:
     """Places every rank's copy outside its TP, PP and DP groups wherever a machine is.
 
@@ -132,6 +134,8 @@ def backup_placement(layout: Layout) -> BackupPlan:
 
     Other layouts start from the same rule and search on from there, rank by rank, for a machine
     that as few groups as possible occupy and that is not full.
+
+    Kept, since every attempt and incident of a job asks, and 9,600 ranks take 0.1 s.
     """
     if layout.num_machines == 1:
         return no_backup(layout, "the job has one machine, and a copy needs another one")
@@ -215,6 +219,7 @@ class _Neighbourhood:
         # Equal sets as one, so that comparing them costs nothing with thousands of machines.
         self._sets: dict[frozenset[int], frozenset[int]] = {}
         self._beside: dict[int, Mapping[str, frozenset[frozenset[int]]]] = {}
+        self._safest: dict[tuple[object, ...], frozenset[int]] = {}
         self._respected = list(_subsets_to_respect(layout.wide_kinds))
 
     def safest(self, rank: int) -> frozenset[int]:
@@ -225,6 +230,13 @@ class _Neighbourhood:
         """
         slot = self._layout.machine_of(rank)
         occupied = {kind: self._machines(kind, rank) for kind in self._layout.wide_kinds}
+        # In an aligned layout the same for all ranks of a machine.
+        key = (slot, *occupied.values())
+        if key not in self._safest:
+            self._safest[key] = self._outside(slot, occupied)
+        return self._safest[key]
+
+    def _outside(self, slot: int, occupied: Mapping[str, frozenset[int]]) -> frozenset[int]:
         for kinds in self._respected:
             own = {occupied[kind] for kind in kinds}
             outside = self._slots.difference({slot}, *own)

@@ -29,6 +29,8 @@ class StepBoard:
         self._started_at_s: dict[int, float] = {}
         self._attempt = 0
         self._steps: dict[int, int] = {}
+        self._stalled_s: dict[int, float] = {}
+        self._stalls: dict[int, dict[int, float]] = {}
         self._all_from_logs = True
         self._done = -1
         self._newest: StepSeen | None = None
@@ -49,9 +51,23 @@ class StepBoard:
         return dict(self._steps)
 
     def note(
-        self, attempt: int, rank: int, step: int, at_s: float, from_log: bool = False
+        self,
+        attempt: int,
+        rank: int,
+        step: int,
+        at_s: float,
+        from_log: bool = False,
+        stalled_s: float | None = None,
     ) -> StepSeen | None:
         """Take in one report, maybe one that was read from a log.
+
+        Args:
+            attempt: The attempt.
+            rank: Global rank.
+            step: The newest step that it finished, or restored.
+            at_s: When.
+            from_log: Whether that was read from its log.
+            stalled_s: How long it has stood still for checkpoints in this attempt, if it tells.
 
         Returns:
             The step that all ranks have now finished, when this report made it so; else None.
@@ -61,6 +77,7 @@ class StepBoard:
         if not self._turn_to(attempt):
             return None
         self._steps[rank] = max(step, self._steps.get(rank, -1))
+        self._note_stall(rank, step, stalled_s)
         self._all_from_logs &= from_log
         if len(self._steps) < self._world_size and not self._all_from_logs:
             return None
@@ -68,7 +85,7 @@ class StepBoard:
         if slowest <= self._done:
             return None
         self._done = slowest
-        self._newest = StepSeen(attempt, slowest, at_s)
+        self._newest = StepSeen(attempt, slowest, at_s, self._stalled_until(slowest))
         return self._newest
 
     def started(self, attempt: int, ranks: Iterable[int], step: int, at_s: float) -> None:
@@ -96,10 +113,33 @@ class StepBoard:
             now_s - at_s >= self._silent_after_s for at_s in started.values()
         )
 
+    def _note_stall(self, rank: int, step: int, stalled_s: float | None) -> None:
+        """Count what a rank stood still since its last word to the step that it has finished now.
+
+        Its first word begins the count: whoever listens may have been started in mid-attempt.
+        """
+        if stalled_s is None:
+            return
+        more_s = stalled_s - self._stalled_s.get(rank, stalled_s)
+        self._stalled_s[rank] = stalled_s
+        if more_s > 0:
+            of_step = self._stalls.setdefault(step, {})
+            of_step[rank] = of_step.get(rank, 0.0) + more_s
+
+    def _stalled_until(self, step: int) -> float:
+        """How long training stood still in the steps up to this one that are not told yet.
+
+        One rank that stands holds the others up, at the latest in their next collective; those that
+        stand at the same time cost no more than the one that does so longest.
+        """
+        done = sorted(each for each in self._stalls if each <= step)
+        return sum(max(self._stalls.pop(each).values()) for each in done)
+
     def _turn_to(self, attempt: int) -> bool:
         """Begin afresh at a newer attempt; false for an older one."""
         if attempt > self._attempt:
             self._attempt, self._steps, self._done = attempt, {}, -1
+            self._stalled_s, self._stalls = {}, {}
             self._all_from_logs = True
             self._started_at_s = {}
         return attempt == self._attempt

@@ -6,7 +6,9 @@ rank that only lost a peer, or waited in vain, says nothing about the cause.
 
 from __future__ import annotations
 
+import re
 import signal
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -22,10 +24,14 @@ MAX_HEARD = 256
 """Ranks whose words are read, the earliest to end; bounds the time that an incident takes for it,
 however many ranks there are. Who fails first ends first, or soon after."""
 
+MAX_ALIKE = 4
+"""Ranks that say the same but for numbers: the first ones tell all that hundreds do."""
+
 QUOTED_CHARS = 160
 
 _OF_THE_MACHINE = (Label.GPU_HARDWARE, Label.HOST, Label.NETWORK, Label.INFRASTRUCTURE)
 _CERTAIN_CONFIDENCE = 0.75
+_NUMBERS = re.compile(r"0x[0-9a-f]+|\d+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +90,7 @@ def hear(failed: Sequence[RankExit]) -> Testimony | None:
     Returns:
         The testimony, or None when no rank said anything telling.
     """
-    heard = [e for e in failed if e.signal != signal.SIGKILL][:MAX_HEARD]
+    heard = _distinct([e for e in failed if e.signal != signal.SIGKILL][:MAX_HEARD])
     said = [(rank_exit, line) for rank_exit in heard for line in rank_exit.last_lines]
     if not said:
         return None
@@ -96,3 +102,15 @@ def hear(failed: Sequence[RankExit]) -> Testimony | None:
     rank_exit, line = said[answer.line]
     reading = Reading(answer.symptom, answer.label, answer.first_action, answer.confidence)
     return Testimony(rank_exit, answer.standing, reading, line, answer.reason.split(";")[0])
+
+
+def _distinct(ranks: Sequence[RankExit]) -> list[RankExit]:
+    """Those that say something new, in the same order: thousands of ranks fail alike."""
+    times: Counter[str] = Counter()
+    found: list[RankExit] = []
+    for rank_exit in ranks:
+        said = _NUMBERS.sub("#", "\n".join(rank_exit.last_lines))
+        times[said] += 1
+        if times[said] <= MAX_ALIKE:
+            found.append(rank_exit)
+    return found

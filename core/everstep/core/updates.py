@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from everstep.core.memory import CodeVersion
+from everstep.core.memory import CodeVersion, version_of
 from everstep.core.names import PRIVATE_PREFIXES, TORCHRUN_VARIABLES
 
 Settings = tuple[tuple[str, str], ...]
@@ -78,6 +78,23 @@ class Update:
         parts += [f"{key}={value}" for key, value in self.settings]
         why = f" ({self.reason})" if self.reason else ""
         return f"update {self.number} by {self.author}: {', '.join(parts)}{why}"
+
+
+def outcome(update: Update, codes: Sequence[CodeVersion]) -> str:
+    """What has become of an update, in words.
+
+    Args:
+        update: The update.
+        codes: The job's code versions, with what became of them.
+    """
+    if update.state is UpdateState.PENDING:
+        return "waits for a restart"
+    if update.state is UpdateState.CANCELLED:
+        return "withdrawn"
+    code = version_of(codes, update.became)
+    if code is not None and code.failed:
+        return f"rolled back: {code.failed}"
+    return f"made, as {update.became}"
 
 
 def pending(updates: Sequence[Update]) -> tuple[Update, ...]:

@@ -60,6 +60,8 @@ class Spent(StrEnum):
     DETECT = "detect"
     LOCATE = "locate"
     RESTART = "restart"
+    # Training stands until a checkpoint is far enough, or takes one in its own way.
+    CHECKPOINT = "checkpoint"
     HELD = "held"
     UPDATE = "update"
     # Before the first step, and after the last.
@@ -110,6 +112,16 @@ class Outcome(StrEnum):
     OPEN = "open"
     HELD = "held"
     RECOVERED = "recovered"
+
+
+class Notice(StrEnum):
+    """What somebody is told of an incident through a webhook."""
+
+    OPENED = "opened"
+    NEEDS_APPROVAL = "needs_approval"
+    CLOSED = "closed"
+    PAGED = "paged"
+    """A person is needed, or should know at once: a machine is missing, code was taken back."""
 
 
 class Observer(StrEnum):

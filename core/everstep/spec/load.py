@@ -54,11 +54,20 @@ def read_spec(path: Path) -> JobSpec:
     Raises:
         InputError: As `load_spec`, except that code, program and script are not looked for.
     """
-    content = _parse(path, _read(path))
+    content = read_mapping(path)
     try:
         return JobSpec.model_validate(content)
     except ValidationError as error:
         raise input_error(path, problems_of(error, JobSpec)) from None
+
+
+def read_mapping(path: Path) -> object:
+    """What a YAML file with fields says, not validated yet.
+
+    Raises:
+        InputError: It cannot be read, is not YAML, or does not begin with a field.
+    """
+    return _parse(path, _read(path))
 
 
 def _read(path: Path) -> str:

@@ -467,6 +467,9 @@ class Modes(SpecPart):
         return {Rung(name): Mode(mode) for name, mode in chosen.items()}
 
 
+_Event = Literal["opened", "needs_approval", "closed", "paged"]
+
+
 class Safety(SpecPart):
     """How much Everstep may do without asking, and whom it calls."""
 
@@ -484,7 +487,18 @@ class Safety(SpecPart):
         default="",
         pattern=r"^([A-Za-z_][A-Za-z0-9_]*)?$",
         description=(
-            "Environment variable of the controller that holds the address to which pages are"
-            " posted; empty: pages are only shown."
+            "Environment variable of the controller that holds the address to which notices of"
+            " incidents are posted; empty: they are only shown."
         ),
+    )
+    webhook_format: Literal["json", "slack"] = Field(
+        default="json",
+        description="json: fields for a program; slack: a message for a channel, with markup.",
+    )
+    webhook_events: tuple[_Event, ...] = Field(
+        default=("opened", "needs_approval", "closed", "paged"),
+        strict=False,
+        min_length=1,
+        examples=["[needs_approval, paged]"],
+        description="Which notices are posted; one who is woken by them wants the last and second.",
     )

@@ -7,7 +7,7 @@ most of it for what the other commands need.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any, cast
 
@@ -21,6 +21,7 @@ COMMANDS: Mapping[str, str] = {
     "run": "run:run_command",
     "plan": "plan:plan_command",
     "spec": "spec:spec_command",
+    "simulate": "simulate:simulate_command",
     "status": "status:status_command",
     "check": "check:check_command",
     "ui": "ui:ui_command",
@@ -79,7 +80,6 @@ app = typer.Typer(
     help="Keeps a long training job productive: detects, isolates, restarts in place.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    add_completion=False,
 )
 
 
@@ -88,10 +88,14 @@ def _root() -> None:
     pass
 
 
-def call() -> None:
-    """Do what the command line says: no traceback for anything that a person can mend."""
+def call(arguments: Sequence[str] | None = None) -> None:
+    """Do what the command line says: no traceback for anything that a person can mend.
+
+    Args:
+        arguments: Those of the command; the process's own when left out.
+    """
     try:
-        app()
+        app(arguments)
     except InputError as error:
         complain(str(error))
         sys.exit(2)

@@ -14,34 +14,72 @@ from everstep.workers.local.folder import RunFolder
 
 RUNS = Path("runs")
 
+
+def known_runs() -> list[RunFolder]:
+    """The runs under `runs/`, newest first."""
+    files = sorted(RUNS.glob("*/run.json"), key=lambda file: file.stat().st_mtime, reverse=True)
+    return [RunFolder(file.parent) for file in files]
+
+
+def _job_of(folder: RunFolder) -> str:
+    try:
+        return folder.job()
+    except InputError:
+        # One that cannot be read is somebody's trouble, but not of who asks for another.
+        return folder.path.name
+
+
+def complete_run(incomplete: str) -> list[str]:
+    """Names of jobs that begin like this, for the shell."""
+    names = {folder.path.name for folder in known_runs()}
+    return sorted(name for name in names if name.startswith(incomplete))
+
+
 RunArgument = Annotated[
     Path | None,
     typer.Argument(
-        metavar="[RUN]", help="The run's folder; the newest one under runs/ when left out."
+        metavar="[RUN]",
+        help="The run's folder, or its job; the newest one under runs/ when left out.",
+        autocompletion=complete_run,
+    ),
+]
+
+RunOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--run",
+        help="The run's folder, or its job; the newest one when left out.",
+        autocompletion=complete_run,
     ),
 ]
 
 
 def find_run(path: Path | None) -> RunFolder:
-    """The run's folder.
+    """The run's folder, or that of the newest run of a job of that name.
 
     Raises:
-        InputError: It is not a run's folder, or none was named and there is none.
+        InputError: There is neither; names the runs that there are. Or none was named, and there is
+            none.
     """
+    known = known_runs()
     if path is not None:
-        if not RunFolder(path).read_state():
-            raise InputError(
-                str(path), "is not a run's folder", "Name one that `everstep run` made."
-            )
-        return RunFolder(path)
-    known = sorted(RUNS.glob("*/run.json"), key=lambda file: file.stat().st_mtime)
+        if RunFolder(path).read_state():
+            return RunFolder(path)
+        for folder in known:
+            if str(path) in (folder.path.name, _job_of(folder)):
+                return folder
+        names = ", ".join(sorted({_job_of(folder) for folder in known}))
+        fix = f"Jobs with runs under {RUNS}: {names}." if names else "None lies under runs/ here."
+        raise InputError(
+            str(path), "is not a run's folder, nor a job of a run that is known here", fix
+        )
     if not known:
         raise InputError(
             str(RUNS),
             "there is no run here",
             "Name a run's folder, or start one: everstep run SPEC.",
         )
-    return RunFolder(known[-1].parent)
+    return known[0]
 
 
 def require_running(folder: RunFolder) -> None:

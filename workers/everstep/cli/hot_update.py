@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 import getpass
 import json
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import typer
 from rich.table import Table
-from temporalio.client import WorkflowHandle, WorkflowUpdateFailedError
-from temporalio.exceptions import ApplicationError
+from temporalio.client import WorkflowHandle
 
+from everstep.cli.asking import PATIENCE_S, ask
 from everstep.cli.console import out
 from everstep.cli.find import RunArgument, find_run, use_server_of
 from everstep.core import names
-from everstep.core.errors import InputError, PermanentError
-from everstep.core.memory import version_of
-from everstep.core.updates import Update, UpdateState
+from everstep.core.errors import InputError
+from everstep.core.updates import UpdateState, outcome
 from everstep.workers import runtime
 from everstep.workers.local.code import take_update
 from everstep.workers.local.folder import RunFolder
@@ -33,8 +31,6 @@ from everstep.workflows.messages import (
     UpdateAnswer,
     UpdateRequest,
 )
-
-PATIENCE_S = 10.0
 
 _UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -66,6 +62,7 @@ def hot_update_command(
         str,
         typer.Option("--window", help="When to make it if nothing fails before: 90s, 30m, 24h."),
     ] = "24h",
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
     """Change the code or the arguments of a job that runs; joins the next restart, or --urgent.
 
@@ -82,15 +79,22 @@ def hot_update_command(
         getpass.getuser(), directory, tuple(wanted), reason, urgent, window_s=window_s
     )
 
-    async def ask(handle: _Handle) -> UpdateAnswer:
-        return await handle.execute_update(RunJob.hot_update, request)  # pyright: ignore[reportUnknownMemberType]
+    async def send(handle: _Handle) -> tuple[UpdateAnswer, JobStatus]:
+        answer = await handle.execute_update(RunJob.hot_update, request)  # pyright: ignore[reportUnknownMemberType]
+        return answer, await handle.query(RunJob.status)
 
-    answer = _call(folder, ask)
+    answer, status = _call(folder, send)
     if answer.update is None:
         raise InputError("--code", "; ".join(answer.refused), "Nothing was stopped. Correct it.")
+    if as_json:
+        typer.echo(json.dumps(asdict(answer.update), indent=2))
+        return
     when = f"it joins the next restart, at the latest in {window}"
     if urgent:
         when = "training stops for it now; see: everstep status"
+    elif status.active_incident is not None:
+        # Which may have restarted the job already, and wait for it to prove stable.
+        when += f"; incident {status.active_incident} is open, whose next restart it joins"
     out.print(f"{answer.update.text()}: accepted by all machines; {when}")
 
 
@@ -103,40 +107,39 @@ def updates_command(
 ) -> None:
     """List the changes of code and arguments, and what became of them; or withdraw one."""
     folder = find_run(run)
-    use_server_of(folder)
     if cancel is not None:
-        wish = Cancellation(cancel, getpass.getuser())
-
-        async def withdraw(handle: _Handle) -> None:
-            await handle.execute_update(RunJob.cancel_update, wish)  # pyright: ignore[reportUnknownMemberType]
-
-        _call(folder, withdraw)
+        _cancel(folder, cancel)
         out.print(f"update {cancel} is withdrawn")
         return
+    # Once a run is over, nobody can be asked; it has kept what there was to say.
+    found = _now(folder) if folder.is_running() else folder.read_state().get("updates", [])
+    if as_json:
+        typer.echo(json.dumps(found, indent=2))
+    elif found:
+        out.print(_table(found))
+    else:
+        out.print("no update was asked for")
+
+
+def _cancel(folder: RunFolder, number: int) -> None:
+    use_server_of(folder)
+    wish = Cancellation(number, getpass.getuser())
+
+    async def withdraw(handle: _Handle) -> None:
+        await handle.execute_update(RunJob.cancel_update, wish)  # pyright: ignore[reportUnknownMemberType]
+
+    _call(folder, withdraw)
+
+
+def _now(folder: RunFolder) -> list[dict[str, Any]]:
+    """The updates as the job has them."""
+    use_server_of(folder)
 
     async def look(handle: _Handle) -> JobStatus:
         return await handle.query(RunJob.status)
 
     status = _call(folder, look)
-    if as_json:
-        found = [{**asdict(one), "outcome": outcome(one, status)} for one in status.updates]
-        typer.echo(json.dumps(found, indent=2))
-    elif status.updates:
-        out.print(_table(status))
-    else:
-        out.print("no update was asked for")
-
-
-def outcome(update: Update, status: JobStatus) -> str:
-    """What became of an update, in words."""
-    if update.state is UpdateState.PENDING:
-        return "waits for a restart" + (f", {story.clock(update.due_at_s)} at the latest")
-    if update.state is UpdateState.CANCELLED:
-        return "withdrawn"
-    code = version_of(status.codes, update.became)
-    if code is not None and code.failed:
-        return f"rolled back: {code.failed}"
-    return f"made, as {update.became}"
+    return [{**asdict(one), "outcome": outcome(one, status.codes)} for one in status.updates]
 
 
 def parse_setting(text: str) -> tuple[str, str]:
@@ -169,20 +172,18 @@ def _call(folder: RunFolder, act: Callable[[_Handle], Awaitable[T]]) -> T:
         workflow_id = names.job_workflow_id(folder.job())
         return await act(client.get_workflow_handle_for(RunJob.run, workflow_id))
 
-    try:
-        return asyncio.run(go())
-    except WorkflowUpdateFailedError as error:
-        cause = error.cause
-        said = cause.message if isinstance(cause, ApplicationError) else str(cause)
-        raise PermanentError(f"the job refuses: {said}") from error
+    return ask(go(), InputError(folder.job(), "it has ended", "Start another: everstep run SPEC."))
 
 
-def _table(status: JobStatus) -> Table:
+def _table(found: Sequence[Mapping[str, Any]]) -> Table:
     table = Table("update", "asked for", "by", "what", "why", "outcome")
-    for one in status.updates:
-        what = [one.version] if one.version else []
-        what += [f"{key}={value}" for key, value in one.settings]
-        asked = story.clock(one.at_s)
-        told = (str(one.number), asked, one.author, " ".join(what), one.reason)
-        table.add_row(*told, outcome(one, status))
+    for one in found:
+        what = [one["version"]] if one["version"] else []
+        what += [f"{key}={value}" for key, value in one["settings"]]
+        said = one["outcome"]
+        if one["state"] == UpdateState.PENDING:
+            said += f", {story.clock(one['due_at_s'])} at the latest"
+        asked = story.clock(one["at_s"])
+        told = (str(one["number"]), asked, one["author"], " ".join(what), one["reason"])
+        table.add_row(*told, said)
     return table

@@ -19,8 +19,10 @@ from temporalio.service import RPCError
 
 from everstep.activities.archive import load_incidents
 from everstep.activities.evidence import EvidenceStore
+from everstep.cli import html_page, incident_html
+from everstep.cli.asking import PATIENCE_S, ask
 from everstep.cli.console import complain, out
-from everstep.cli.find import RunArgument, find_run, use_server_of
+from everstep.cli.find import RunArgument, RunOption, find_run, use_server_of
 from everstep.cli.stack_view import show_grid
 from everstep.core import names
 from everstep.core.errors import EverstepError, InputError, TransientError
@@ -31,7 +33,7 @@ from everstep.workers.local.folder import RunFolder
 from everstep.workflows import story
 from everstep.workflows.incident import ResolveIncident
 from everstep.workflows.job import RunJob
-from everstep.workflows.messages import Approval
+from everstep.workflows.messages import Decision
 
 app = typer.Typer(
     help="Look at one incident, or let it go on.",
@@ -43,10 +45,6 @@ app = typer.Typer(
 _RECORDS = TypeAdapter(list[IncidentRecord])
 
 MAX_ALERTS_IN_A_ROW = 5
-
-RunOption = Annotated[
-    Path | None, typer.Option("--run", help="The run's folder; the newest one when left out.")
-]
 
 NumberArgument = Annotated[int, typer.Argument(help="Number of the incident, from 1.")]
 NoteOption = Annotated[str, typer.Option(help="Why, for the record.")]
@@ -72,26 +70,49 @@ def list_command(
 def show_command(
     incident: Annotated[int, typer.Argument(help="Number of the incident, from 1.")],
     run: RunOption = None,
+    html: Annotated[
+        Path | None,
+        typer.Option("--html", metavar="FILE", help="One page that needs no network, for others."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Tell one incident as a timeline."""
+    """Tell one incident as a timeline, with its evidence."""
     record = _one(find_run(run), incident)
+    if html is not None:
+        html_page.write(html, incident_html.page(record, _pictures(record)))
+        if not as_json:
+            out.print(Text(f"written to {html}"))
+            return
     if as_json:
         out.print_json(json.dumps(TypeAdapter(IncidentRecord).dump_python(record, mode="json")))
         return
     out.print(timeline_table(record))
-    out.print(Text(summary_line(record)))
+    if record.climbs:
+        out.print(climbs_table(record))
+    out.print(Text(story.summary(record)))
     for stacks in record.stacks:
         _show_stacks(stacks)
 
 
 def _show_stacks(stacks: StackRecord) -> None:
-    """The grid of one judgement, and where it is kept."""
+    """One judgement, its grid, and where it is kept."""
+    out.print(Text(f"attempt {stacks.attempt}, by the ranks' stacks: {stacks.verdict}"))
+    for reason in stacks.reasons:
+        out.print(Text(f"  {reason}"))
     try:
         show_grid(EvidenceStore(stacks.evidence).get(stacks.grid).decode(errors="replace"))
     except EverstepError as error:
         complain(f"the grid of attempt {stacks.attempt} is not there: {error}")
     out.print(Text(f"attempt {stacks.attempt}, as SVG: {stacks.picture} in {stacks.evidence}"))
+
+
+def _pictures(record: IncidentRecord) -> dict[str, bytes]:
+    """Pictures by digest; one that is not there any more is said to be that on the page."""
+    found: dict[str, bytes] = {}
+    for stacks in record.stacks:
+        with contextlib.suppress(EverstepError):
+            found[stacks.picture] = EvidenceStore(stacks.evidence).get(stacks.picture)
+    return found
 
 
 @app.command("approve")
@@ -109,10 +130,11 @@ def deny_command(incident: NumberArgument, run: RunOption = None, note: NoteOpti
 
 
 def _answer(incident: int, run: Path | None, note: str, yes: bool) -> str:
-    """Send a person's word to an incident that waits for one; the name of its job.
+    """Answer an incident that waits for a person; the name of its job.
 
     Raises:
-        InputError: There is no such incident, or it waits for nothing.
+        InputError: There is no such incident, it waits for nothing or for something else by now, or
+            somebody was quicker.
     """
     folder = find_run(run)
     record = _one(folder, incident)
@@ -124,16 +146,18 @@ def _answer(incident: int, run: Path | None, note: str, yes: bool) -> str:
         )
     use_server_of(folder)
     job = folder.job()
+    decision = Decision(yes, getpass.getuser(), note, record.missing)
+    # One that was closed since then.
+    over = InputError(f"incident {incident}", "it is over", "See: everstep incidents.")
 
     async def send() -> None:
-        client = await runtime.connect(5.0)
+        client = await runtime.connect(PATIENCE_S)
         handle = client.get_workflow_handle_for(
             ResolveIncident.run, names.incident_workflow_id(job, incident)
         )
-        word = Approval(getpass.getuser(), note)
-        await handle.signal(ResolveIncident.approve if yes else ResolveIncident.deny, word)
+        await handle.execute_update(ResolveIncident.decide, decision)  # pyright: ignore[reportUnknownMemberType]
 
-    asyncio.run(send())
+    ask(send(), over)
     return job
 
 
@@ -206,6 +230,16 @@ def timeline_table(record: IncidentRecord) -> Table:
     return table
 
 
+def climbs_table(record: IncidentRecord) -> Table:
+    """The rungs with what they were chosen for and what they brought."""
+    table = Table("rung", "brought", "machines", "pointed at", "because")
+    for climb in record.climbs:
+        machines, suspects = ", ".join(climb.machines) or "-", ", ".join(climb.suspects) or "-"
+        brought = climb.outcome.value.replace("_", " ")
+        table.add_row(climb.rung.value, brought, machines, suspects, Text(climb.reason))
+    return table
+
+
 def _condensed(timeline: Sequence[TimelineEntry]) -> Iterator[TimelineEntry]:
     """The timeline with long rows of one observer's alerts cut short."""
     for observer, group in itertools.groupby(timeline, key=_observer):
@@ -222,15 +256,3 @@ def _observer(entry: TimelineEntry) -> str | None:
     """Who raised the alert that an entry tells of; None for all other entries."""
     name = entry.text.partition(":")[0]
     return name if name in list(Observer) else None
-
-
-def summary_line(record: IncidentRecord) -> str:
-    """The incident in one line."""
-    parts = [f"{record.outcome.value}: {record.finding.reason}"]
-    if record.missing:
-        parts.append(f"waits: {record.missing}")
-    if record.first_step_at_s is not None:
-        parts.append(f"{record.first_step_at_s - record.fault_at_s:.2f} s to the first new step")
-    if record.restored_step is not None:
-        parts.append(f"restarted from step {record.restored_step}, {record.lost_steps} steps lost")
-    return "; ".join(parts)

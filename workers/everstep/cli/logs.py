@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Annotated
@@ -24,6 +25,9 @@ from everstep.workers.local.ranklogs import Followers, RankLog, attempts, find
 
 FOLLOW_EVERY_S = 0.1
 
+Tell = Callable[[str, int, float | None, str], str]
+"""How a line is written: machine, rank, time, text."""
+
 
 def logs_command(
     run: RunArgument = None,
@@ -42,6 +46,7 @@ def logs_command(
             "--errors", help="Only the first abnormal line of each rank, the one that leads on top."
         ),
     ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
 ) -> None:
     """Show the ranks' logs merged by time: when, which rank, on which machine, what.
 
@@ -52,15 +57,16 @@ def logs_command(
         raise InputError("--follow", "does not go with --errors", "Leave one of them out.")
     folder = find_run(run)
     ranks = None if rank is None else parse_ranks(rank)
+    tell = _as_json if as_json else _text
     if follow:
-        _follow(folder, attempt, ranks)
+        _follow(folder, attempt, ranks, tell)
         return
     logs = _find(folder, attempt, ranks)
     if errors:
-        _show_errors(logs)
+        _show_errors(logs, as_json)
     else:
         machines = {log.rank: log.machine for log in logs}
-        _write((machines[line.rank], line) for line in merge(log.lines() for log in logs))
+        _write(((machines[line.rank], line) for line in merge(log.lines() for log in logs)), tell)
 
 
 def parse_ranks(text: str) -> frozenset[int]:
@@ -92,26 +98,33 @@ def _find(folder: RunFolder, attempt: int | None, ranks: Collection[int] | None)
     return found
 
 
-def _follow(folder: RunFolder, attempt: int | None, ranks: Collection[int] | None) -> None:
+def _follow(
+    folder: RunFolder, attempt: int | None, ranks: Collection[int] | None, tell: Tell
+) -> None:
     followers = Followers(folder, attempt, ranks)
     while True:
         going_on = folder.is_running()
-        _write((log.machine, line) for log, line in followers.new_lines())
+        _write(((log.machine, line) for log, line in followers.new_lines()), tell)
         if not going_on:
             return
         time.sleep(FOLLOW_EVERY_S)
 
 
-def _write(lines: Iterable[tuple[str, Line]]) -> None:
+def _write(lines: Iterable[tuple[str, Line]], tell: Tell) -> None:
     for machine, line in lines:
         # Of a progress bar, which begins its line anew and anew, only the last state.
         text = line.text.rpartition(b"\r")[2].decode(errors="replace")
-        sys.stdout.write(_text(machine, line.rank, line.at_s, text))
+        sys.stdout.write(tell(machine, line.rank, line.at_s, text))
     sys.stdout.flush()
 
 
 def _text(machine: str, rank: int, at_s: float | None, text: str) -> str:
     return f"{_clock(at_s)} rank {rank} {machine} | {text}\n"
+
+
+def _as_json(machine: str, rank: int, at_s: float | None, text: str) -> str:
+    line = {"at_s": at_s or None, "rank": rank, "machine": machine, "text": text}
+    return json.dumps(line) + "\n"
 
 
 def _clock(at_s: float | None) -> str:
@@ -120,23 +133,27 @@ def _clock(at_s: float | None) -> str:
     return datetime.fromtimestamp(at_s).astimezone().strftime("%H:%M:%S.%f")[:-3]
 
 
-def _show_errors(logs: Sequence[RankLog]) -> None:
+def _show_errors(logs: Sequence[RankLog], as_json: bool) -> None:
     evidence = [_read(log, source) for source, log in enumerate(logs)]
     answer = classify(evidence, Context(world_size=len(logs)))
-    if answer.line is None:
+    lines: list[Match] = []
+    if answer.line is not None:
+        said = (answer.file, answer.line)
+        lead = next(m for e in evidence for m in e.matches if (e.name, m.line) == said)
+        others = [first for e in evidence if (first := _first_telling(e)) is not None]
+        others = sorted((m for m in others if m != lead), key=lambda m: m.clock_s or 0)
+        lines = [lead, *others]
+    if not as_json and not lines:
         typer.echo(f"No rank said anything telling: {answer.reason}.")
-        return
-    lead = next(
-        m for e in evidence if e.name == answer.file for m in e.matches if m.line == answer.line
-    )
-    typer.echo(
-        f"{answer.first_action.value} ({answer.symptom.value}, fault in {answer.label.value},"
-        f" confidence {answer.confidence:.2f}): {answer.reason}"
-    )
-    others = [first for e in evidence if (first := _first_telling(e)) is not None]
-    for match in [lead, *sorted((m for m in others if m != lead), key=lambda m: m.clock_s or 0)]:
+    elif not as_json:
+        typer.echo(
+            f"{answer.first_action.value} ({answer.symptom.value}, fault in {answer.label.value},"
+            f" confidence {answer.confidence:.2f}): {answer.reason}"
+        )
+    tell = _as_json if as_json else _text
+    for match in lines:
         log = logs[match.source]
-        sys.stdout.write(_text(log.machine, log.rank, match.clock_s, match.text))
+        sys.stdout.write(tell(log.machine, log.rank, match.clock_s, match.text))
 
 
 def _read(log: RankLog, source: int) -> Evidence:

@@ -1,6 +1,13 @@
 """The `everstep` command.
 
-Exit codes: 0 done, 1 the job failed or was not found, 2 wrong input, 130 stopped by a person.
+Exit codes, the same for all commands:
+
+    0    done
+    1    it failed, or cannot be told or done now: the job failed, something is faulty or damaged,
+         no server answers
+    2    wrong input, or refused: nothing was changed
+    3    `check` alone: nothing is faulty, and something could not be told
+    130  stopped by a person
 """
 
 from __future__ import annotations

@@ -40,6 +40,7 @@ def page_command(
         symptom=Symptom.CODE_DATA_ADJUSTMENT,
         machines=(),
         story=(f"sent by {getpass.getuser()}",),
+        format=job.safety.webhook_format,
     )
     asyncio.run(Webhook(settings.secrets()).post(order))
     out.print(f"Posted to the address in {job.safety.webhook}.")

@@ -13,20 +13,22 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from everstep.cli import status
 from everstep.cli.console import out
 from everstep.cli.find import RunArgument, find_run
+from everstep.cli.html_page import write
 from everstep.cli.incidents import current_records
 from everstep.cli.report_html import page
-from everstep.cli.steps import load_steps
+from everstep.cli.standing import ask
 from everstep.core.errors import InputError
 from everstep.core.record import IncidentRecord
 from everstep.core.report import Report, report
 from everstep.workers.local.folder import RunFolder
+from everstep.workers.steps import load_steps
 
 MEANING = {
     "productive": "steps done for the first time",
     "redone": "steps, or parts of one, that are done again",
+    "checkpoint": "training stood until a checkpoint was far enough",
     "detect": "from a fault to the incident that it opens",
     "locate": "evidence, rungs and tests, up to the restart",
     "restart": "from the restart to its first step",
@@ -50,10 +52,7 @@ def report_command(
     records = current_records(folder)
     found = of_run(folder, records)
     if html is not None:
-        try:
-            html.write_text(page(found, records))
-        except OSError as error:
-            raise InputError(f"--html {html}", str(error), "Name a file to write.") from error
+        write(html, page(found, records))
         out.print(f"written to {html}")
     if as_json:
         typer.echo(json.dumps(asdict(found) | {"ettr": found.ettr}, indent=2))
@@ -74,7 +73,7 @@ def of_run(folder: RunFolder, records: Sequence[IncidentRecord]) -> Report:
     steps, state = load_steps(folder.steps), folder.read_state()
     began_s = state.get("job_started_at_s")
     if began_s is None and folder.is_running():
-        began_s = asyncio.run(status.ask(folder)).get("started_at_s")
+        began_s = asyncio.run(ask(folder)).get("started_at_s")
     if began_s is None:
         raise InputError(str(folder.path), "the job has not been started yet", "Try again later.")
     ended_s = state.get("ended_at_s")

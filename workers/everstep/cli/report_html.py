@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from html import escape
+from typing import Protocol
 
+from everstep.cli.html_page import document, table
 from everstep.core.record import IncidentRecord
 from everstep.core.report import Report, lost_s
 from everstep.core.vocabulary import Spent
@@ -18,33 +20,42 @@ _COLOURS = {
     Spent.DETECT: "#d9534f",
     Spent.LOCATE: "#c2528b",
     Spent.RESTART: "#5a6fd0",
+    Spent.CHECKPOINT: "#7a5bb5",
     Spent.HELD: "#8a5a3b",
     Spent.UPDATE: "#2a8fa8",
     Spent.START: "#8c8c8c",
     Spent.END: "#b5b5b5",
 }
 
-_STYLE = """
-:root { color-scheme: light dark; --text: #1b1b1b; --back: #fff; --line: #d5d5d5; }
-@media (prefers-color-scheme: dark) { :root { --text: #e6e6e6; --back: #16181b; --line: #3a3d42; } }
-body { font: 16px/1.45 system-ui, sans-serif; color: var(--text); background: var(--back);
-  max-width: 46rem; margin: 1rem auto; padding: 0 1rem; }
-h1 { font-size: 1.4rem; } h2 { font-size: 1.1rem; margin-top: 2rem; }
-table { border-collapse: collapse; width: 100%; }
-td, th { text-align: left; padding: .25rem .5rem; border-bottom: 1px solid var(--line); }
-td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; }
-div.wide { overflow-x: auto; }
-svg { width: 100%; height: auto; } svg text { fill: var(--text); font-size: 12px; }
-i.key { display: inline-block; width: .8em; height: .8em; border-radius: 2px; }
-"""
+
+class Section(Protocol):
+    """A further table."""
+
+    @property
+    def title(self) -> str:
+        """Its title."""
+        ...
+
+    @property
+    def heads(self) -> Sequence[str]:
+        """What its columns are called."""
+        ...
+
+    @property
+    def rows(self) -> Iterable[Sequence[str]]:
+        """Its cells, as text."""
+        ...
 
 
-def page(found: Report, incidents: Sequence[IncidentRecord]) -> str:
+def page(
+    found: Report, incidents: Sequence[IncidentRecord], sections: Iterable[Section] = ()
+) -> str:
     """The whole page.
 
     Args:
         found: The run's figures.
         incidents: Its incidents, by number.
+        sections: Tables to show before the single incidents.
     """
     wall_s = found.to_s - found.from_s
     body = [
@@ -56,7 +67,7 @@ def page(found: Report, incidents: Sequence[IncidentRecord]) -> str:
         _curve(found, incidents),
         "<h2>Where the time went</h2>",
         _bar(found),
-        _table(
+        table(
             ("class", "seconds", "share"),
             [
                 (f"{_key(kind)} {kind}", f"{seconds:.2f}", f"{seconds / max(wall_s, 1e-9):.2%}")
@@ -65,10 +76,14 @@ def page(found: Report, incidents: Sequence[IncidentRecord]) -> str:
             ],
         ),
     ]
+    for section in sections:
+        rows = [[escape(cell) for cell in row] for row in section.rows]
+        heads = [escape(head) for head in section.heads]
+        body += [f"<h2>{escape(section.title)}</h2>", _table(heads, rows)]
     if incidents:
         body += [
             "<h2>Incidents by symptom</h2>",
-            _table(
+            table(
                 ("symptom", "incidents", "mean s", "worst s", "resolved by"),
                 [
                     (
@@ -82,17 +97,12 @@ def page(found: Report, incidents: Sequence[IncidentRecord]) -> str:
                 ],
             ),
             "<h2>Incidents</h2>",
-            _table(
+            table(
                 ("no.", "at", "what", "lost s", "evicted"),
                 [_row(found, record) for record in incidents],
             ),
         ]
-    title = escape(f"{found.job}: report")
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{title}</title><style>{_STYLE}</style></head><body>{''.join(body)}</body></html>\n"
-    )
+    return document(f"{found.job}: report", body)
 
 
 def _row(found: Report, record: IncidentRecord) -> tuple[str, ...]:
@@ -148,18 +158,6 @@ def _svg(height: float, parts: Iterable[str]) -> str:
         f'<svg viewBox="0 0 {_WIDTH:.0f} {height:.0f}" role="img"'
         f' xmlns="http://www.w3.org/2000/svg">{"".join(parts)}</svg>'
     )
-
-
-def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Cells are HTML already; those that are numbers stand to the right."""
-
-    def cell(tag: str, text: str) -> str:
-        number = text.rstrip("%").replace(".", "").isdigit()
-        return f"<{tag}{' class=n' if number else ''}>{text}</{tag}>"
-
-    lines = [f"<tr>{''.join(cell('th', head) for head in heads)}</tr>"]
-    lines += [f"<tr>{''.join(cell('td', text) for text in row)}</tr>" for row in rows]
-    return f'<div class="wide"><table>{"".join(lines)}</table></div>'
 
 
 def _key(kind: Spent) -> str:

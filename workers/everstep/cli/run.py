@@ -19,7 +19,6 @@ from everstep.cli.console import complain, err, out
 from everstep.cli.find import RUNS
 from everstep.cli.incidents import incident_table, timeline_table
 from everstep.cli.main import STOPPED
-from everstep.cli.steps import load_steps
 from everstep.core import ettr
 from everstep.core.errors import EverstepError, InputError
 from everstep.core.record import IncidentRecord, TimelineEntry
@@ -28,6 +27,7 @@ from everstep.spec.load import load_spec
 from everstep.workers.local import faults, ports, preflight, server
 from everstep.workers.local.cluster import HOST, LocalRun, RunOptions, machine_names
 from everstep.workers.local.folder import RunFolder, claim
+from everstep.workers.steps import load_steps
 from everstep.workers.telemetry import Snapshot
 from everstep.workflows.messages import JobResult
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from typing import Annotated
 
+import typer
 from pydantic import BaseModel
 from rich.table import Column, Table
 from rich.text import Text
@@ -13,8 +16,15 @@ from everstep.spec.job import JobSpec
 from everstep.spec.problems import part_of
 
 
-def spec_command() -> None:
+def spec_command(
+    as_json: Annotated[
+        bool, typer.Option("--json", help="The JSON schema, which editors check a spec with.")
+    ] = False,
+) -> None:
     """List every field of a spec with its default and what it is for."""
+    if as_json:
+        typer.echo(json.dumps(JobSpec.model_json_schema(), indent=2))
+        return
     table = Table(Column("field", no_wrap=True), "default", "what it is for")
     for name, default, description in fields(JobSpec):
         table.add_row(name, Text(default), Text(description))

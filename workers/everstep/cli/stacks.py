@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import uuid
+from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated
@@ -11,12 +13,14 @@ from typing import Annotated
 import typer
 
 from everstep.activities.evidence import EvidenceStore
+from everstep.activities.trace import MANIFEST
 from everstep.cli.console import complain, out
 from everstep.cli.find import RunArgument, find_run, use_server_of
 from everstep.cli.stack_view import show_groups
 from everstep.core import names
 from everstep.core.errors import InputError, TransientError
 from everstep.core.orders import TraceOrder
+from everstep.core.stacks import summary
 from everstep.core.stacks.dump import Snapshot
 from everstep.core.stacks.pyspy import Reader
 from everstep.spec.load import read_spec
@@ -41,6 +45,7 @@ def stacks_command(
     nonblocking: Annotated[
         bool, typer.Option(help="Do not stop processes while reading; may give torn stacks.")
     ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Ask every rank and its children where they stand; show the ones that stand alike together."""
     folder = find_run(run)
@@ -52,7 +57,8 @@ def stacks_command(
     recorders: dict[int, bytes] = {}
     for report in collected.reports:
         store = EvidenceStore(report.evidence)
-        for rank in report.ranks:
+        entries = report.ranks or MANIFEST.validate_json(store.get(report.manifest))
+        for rank in entries:
             dumps[rank.rank] = store.get(rank.digest)
             if rank.recorder_digest:
                 recorders[rank.rank] = store.get(rank.recorder_digest)
@@ -61,6 +67,14 @@ def stacks_command(
         _save(save, "recorder", recorders)
     reader = Reader()
     snapshot = Snapshot({rank: reader.read(dump) for rank, dump in dumps.items()})
+    if as_json:
+        found = {
+            "groups": [asdict(group) for group in summary.groups(snapshot)],
+            "silent": [asdict(group) for group in summary.silent(snapshot, layout.world_size)],
+            "unheard": dict(collected.unheard),
+        }
+        typer.echo(json.dumps(found, indent=2))
+        return
     show_groups(snapshot, layout.world_size)
     for machine, reason in collected.unheard:
         complain(f"machine {machine} did not answer: {reason}")

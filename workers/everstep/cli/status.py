@@ -4,27 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
-from datetime import timedelta
 from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
 from rich.table import Table
-from temporalio.service import RPCError, RPCStatusCode
 
+from everstep.cli import watching
 from everstep.cli.console import out
-from everstep.cli.find import RunArgument, find_run, use_server_of
-from everstep.cli.steps import load_steps
-from everstep.core import names
-from everstep.core.errors import TransientError
-from everstep.core.vocabulary import Outcome
-from everstep.workers import runtime
+from everstep.cli.find import RunArgument, find_run
+from everstep.cli.standing import describe
+from everstep.core.errors import InputError
 from everstep.workers.local.folder import RunFolder
 from everstep.workflows import story
-from everstep.workflows.incident import ResolveIncident
-from everstep.workflows.job import RunJob
-
-ANSWER_PATIENCE_S = 5.0
 
 NOTES_SHOWN = 5
 
@@ -34,9 +26,16 @@ _BEFORE_TRAINING = ("starting", "gathering machines")
 def status_command(
     run: RunArgument = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Go on showing it until it ends, or Ctrl-C.")
+    ] = False,
 ) -> None:
     """Show how a run stands: phase, step, who holds which slot."""
     folder = find_run(run)
+    if watch and as_json:
+        raise InputError("--watch", "it is for people", "Leave it out, or --json.")
+    if watch:
+        raise typer.Exit(asyncio.run(watching.watch(folder)))
     found = asyncio.run(describe(folder))
     if as_json:
         out.print_json(json.dumps(found))
@@ -77,86 +76,3 @@ def _print_machines(found: dict[str, Any]) -> None:
         out.print(f"evicted: {', '.join(found['evicted']) or 'none'}")
     for machine in found["barred"]:
         out.print(f"{machine} was evicted too often to join by itself: everstep machine admit")
-
-
-async def describe(folder: RunFolder) -> dict[str, Any]:
-    """Everything that `everstep status --json` prints."""
-    state = folder.read_state()
-    steps = load_steps(folder.steps)
-    running = folder.is_running()
-    phase = str(state.get("phase", "unknown"))
-    found: dict[str, Any] = {
-        "job": folder.job(),
-        "phase": phase if phase != "running" else "starting" if running else "cut off",
-        "missing": "",
-        "step": steps[-1].step if steps else None,
-        "attempt": steps[-1].attempt if steps else 0,
-        "ui": state.get("ui", "") if running else "",
-        "slots": state.get("slots", []),
-        "standbys": state.get("standbys", []),
-        "evicted": state.get("evicted", []),
-        "barred": [],
-        "incidents": len(list(folder.incidents.glob("*.json"))),
-        "active_incident": None,
-        "noted": state.get("noted", []),
-        "notes": state.get("notes", []),
-    }
-    if running and "temporal" in state:
-        try:
-            found.update(await ask(folder))
-        except TransientError as error:
-            # It starts, stops, or starts its server again.
-            found["missing"] = str(error)
-    return found
-
-
-async def ask(folder: RunFolder) -> dict[str, Any]:
-    """What only the job itself knows; empty while nobody has taken it up yet.
-
-    Raises:
-        TransientError: The server does not answer.
-    """
-    use_server_of(folder)
-    client = await runtime.connect(ANSWER_PATIENCE_S)
-    job, patience = folder.job(), timedelta(seconds=ANSWER_PATIENCE_S)
-    handle = client.get_workflow_handle_for(RunJob.run, names.job_workflow_id(job))
-    try:
-        status = await handle.query(RunJob.status, rpc_timeout=patience)
-    except RPCError as error:
-        if error.status is RPCStatusCode.NOT_FOUND or "poller" in str(error):
-            return {}
-        raise
-    slots = [] if status.assignment is None else status.assignment.machine_names()
-    found: dict[str, Any] = {
-        "phase": status.phase,
-        "started_at_s": status.started_at_s,
-        "slots": slots,
-        "standbys": [info.machine for info in status.pool],
-        "evicted": list(status.evicted),
-        "barred": list(status.barred),
-        "incidents": status.incidents,
-        "active_incident": status.active_incident,
-        "noted": [
-            {
-                "symptom": alert.symptom,
-                "at_s": alert.at_s,
-                "machine": alert.machine,
-                "detail": alert.detail,
-            }
-            for alert in status.noted
-        ],
-        "notes": [[note.at_s, note.text] for note in status.notes],
-    }
-    if status.assignment is not None:
-        found["attempt"] = status.assignment.attempt
-    if status.active_incident is not None:
-        incident_id = names.incident_workflow_id(job, status.active_incident)
-        incident = client.get_workflow_handle_for(ResolveIncident.run, incident_id)
-        record = await incident.query(ResolveIncident.record, rpc_timeout=patience)
-        gone = [machine for machine in record.evicted if machine not in found["evicted"]]
-        found["evicted"] += gone
-        found["slots"] = [machine if machine not in gone else None for machine in slots]
-        if record.outcome is Outcome.HELD:
-            found["phase"] = f"incident {status.active_incident} held"
-            found["missing"] = record.missing
-    return found

@@ -12,6 +12,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 
 from everstep.activities.evidence import EvidenceStore
 from everstep.activities.trace import TraceActivities
@@ -43,7 +44,10 @@ OF_THE_NODE = frozenset({Part.KERNEL_LOG, Part.NETWORK})
 
 
 def alert_of(rank_exit: RankExit) -> Alert:
-    """The alert for a rank that ended by itself."""
+    """The alert for a rank that ended by itself; its last words come with the stop order's report.
+
+    Thousands of ranks may end at once, and each alert goes through two histories.
+    """
     return Alert(
         observer=Observer.AGENT,
         symptom=Symptom.PROCESS_CRASH,
@@ -52,7 +56,7 @@ def alert_of(rank_exit: RankExit) -> Alert:
         attempt=rank_exit.attempt,
         machine=rank_exit.machine,
         rank=rank_exit.rank,
-        rank_exit=rank_exit,
+        rank_exit=replace(rank_exit, last_lines=()),
     )
 
 

@@ -8,12 +8,9 @@ job whom to expect, and the agents tell it the rest.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-import os
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 from temporalio.client import Client
 from temporalio.service import RPCError
@@ -29,9 +26,11 @@ from everstep.core.vocabulary import Observer, Symptom
 from everstep.spec.job import JobSpec
 from everstep.spec.load import read_spec
 from everstep.workers import clusters, metrics, registry, runtime, settings, stopping
+from everstep.workers.account import Account
 from everstep.workers.health import Health, polling
 from everstep.workers.local.folder import RunFolder
 from everstep.workers.reports import Reporter
+from everstep.workers.steps import StepLog, load_steps
 from everstep.workers.telemetry import TelemetryServer
 from everstep.workflows.job import RunJob
 
@@ -44,18 +43,6 @@ SHORTEST_NAP_S = 0.005
 
 ASLEEP_AFTER_S = 0.25
 """Lateness from which on this process counts as not having listened."""
-
-
-class StepLog:
-    """Appends the moment of every step to a file, for reports at any later time."""
-
-    def __init__(self, path: Path) -> None:
-        self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-
-    def write(self, seen: StepSeen) -> None:
-        """Append one line."""
-        line = json.dumps({"attempt": seen.attempt, "step": seen.step, "at_s": seen.at_s})
-        os.write(self._descriptor, line.encode() + b"\n")
 
 
 def job_limits(spec: JobSpec) -> JobLimits:
@@ -149,7 +136,9 @@ async def main() -> int:
     health = Health()
     await health.listen(given.host, given.health_port)
     given.run_directory.mkdir(parents=True, exist_ok=True)
-    steps = StepLog(RunFolder(given.run_directory).steps)
+    steps_file = RunFolder(given.run_directory).steps
+    account = Account(load_steps(steps_file))
+    steps = StepLog(steps_file)
     watch = AgentWatch(spec.detection.agent_lost_after_s, spec.detection.reconnect_grace_s)
     votes = spec.detection.votes()
     slow = None if votes is None else SlowSense(spec.layout(), votes)
@@ -162,18 +151,24 @@ async def main() -> int:
             logger.warning("%s", alert.detail)
             reporter.put(alert)
 
+    def on_step(seen: StepSeen) -> None:
+        steps.write(seen)
+        account.step(seen)
+
     board = StepBoard(spec.layout().world_size, spec.detection.silent_after_s)
-    server = TelemetryServer(board, watch, senses, steps.write, on_alerts)
+    server = TelemetryServer(board, watch, senses, on_step, on_alerts)
     listening = await server.serve(
         given.telemetry_host, given.telemetry_port, given.secret(), spec.name
     )
-    told = metrics.AnalyzerMetrics(server, reporter.alerts)
+    told = metrics.AnalyzerMetrics(server, reporter.alerts, account)
     metrics.serve(told, given, spec.name, "analyzer")
     background = [
         asyncio.create_task(reporter.run()),
         asyncio.create_task(raise_silent(watch, senses, board, reporter)),
         asyncio.create_task(expect_known(client, spec.name, watch)),
     ]
+    if given.metrics_port is not None:
+        background.append(asyncio.create_task(account.follow(client, spec.name)))
     if given.cluster == "kubernetes":
         background.append(asyncio.create_task(keep_state(client, spec.name, given.run_directory)))
         looking = clusters.watch(given, spec.name, lambda m: m in watch.machines(), reporter.put)

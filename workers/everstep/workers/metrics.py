@@ -35,7 +35,8 @@ from everstep.agent.telemetry import TelemetryClient
 from everstep.core.errors import InputError
 from everstep.core.model import RankProgress
 from everstep.core.senses.inspection import Inspection
-from everstep.core.vocabulary import Symptom
+from everstep.core.vocabulary import Spent, Symptom
+from everstep.workers.account import Account
 from everstep.workers.local.folder import RunFolder
 from everstep.workers.settings import PREFIX, WorkerSettings
 from everstep.workers.telemetry import TelemetryServer
@@ -106,11 +107,15 @@ class AnalyzerMetrics(Collector):
     Args:
         telemetry: What all agents said.
         alerts: How many it raised, by symptom.
+        account: Where the job's time went.
     """
 
-    def __init__(self, telemetry: TelemetryServer, alerts: Mapping[Symptom, int]) -> None:
+    def __init__(
+        self, telemetry: TelemetryServer, alerts: Mapping[Symptom, int], account: Account
+    ) -> None:
         self._telemetry = telemetry
         self._alerts = alerts
+        self._account = account
 
     def collect(self) -> Iterable[Metric]:
         """All metrics, as they are now."""
@@ -127,6 +132,7 @@ class AnalyzerMetrics(Collector):
         yield GaugeMetricFamily("everstep_agents", "Agents that are alive.", agents)
         yield _alerts(self._alerts)
         yield _senses(senses.inspections())
+        yield from _ledger(self._account)
 
 
 def _of_ranks(
@@ -141,6 +147,30 @@ def _of_ranks(
         if value is not None:
             metric.add_metric([str(progress.rank)], value)
     return metric
+
+
+def _ledger(account: Account) -> Iterable[Metric]:
+    spent = account.spent()
+    wall_s = sum(spent.values())
+    if wall_s <= 0:
+        return
+    yield GaugeMetricFamily(
+        "everstep_ettr_ratio",
+        "Time that advanced training over all time since the job was started.",
+        spent[Spent.PRODUCTIVE] / wall_s,
+    )
+    yield GaugeMetricFamily(
+        "everstep_ettr_hour_ratio", "The same over the newest hour.", account.recent_ratio()
+    )
+    # No counter: what a moment was spent on may be known only later.
+    times = GaugeMetricFamily(
+        "everstep_time_seconds",
+        "Where the time since the job was started went; the classes add up to it.",
+        labels=["spent"],
+    )
+    for kind, seconds in spent.items():
+        times.add_metric([kind.value], seconds)
+    yield times
 
 
 def _alerts(counts: Mapping[Symptom, int]) -> Metric:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
 
-from everstep.core import names
+from everstep.core import evidence, names
 from everstep.core.model import Alert, CopyDamaged, MachineInfo, RanksFinished
 from everstep.core.vocabulary import Symptom
 
@@ -51,7 +51,7 @@ class Reporter:
             await self._deliver(batch)
 
     async def _deliver(self, batch: Sequence[Report]) -> None:
-        alerts = [report for report in batch if isinstance(report, Alert)]
+        alerts = evidence.gathered([report for report in batch if isinstance(report, Alert)])
         if alerts:
             await self._signal("report_alerts", alerts)
         for report in batch:

@@ -11,18 +11,19 @@ from datetime import timedelta
 from typing import Any, NoReturn
 
 from temporalio.client import Client, WorkflowExecutionStatus
-from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.envconfig import ClientConfig
 from temporalio.service import RPCError
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxRestrictions
 
 from everstep.core import names
 from everstep.core.errors import EverstepError, InputError, TransientError
+from everstep.workers.payloads import DATA_CONVERTER
 from everstep.workflows.incident import ResolveIncident
 from everstep.workflows.job import RunJob
+from everstep.workflows.order_machines import OrderMachines
 from everstep.workflows.tracing import CollectStacks
 
-WORKFLOWS = [RunJob, ResolveIncident, CollectStacks]
+WORKFLOWS = [RunJob, ResolveIncident, OrderMachines, CollectStacks]
 
 WORKFLOW_FAILURE_TYPES = (EverstepError,)
 """A domain error fails the workflow; any other exception retries the workflow task for ever, which
@@ -34,6 +35,7 @@ STICKY_TIMEOUT = timedelta(seconds=1)
 VALUES_ALONE = (
     "everstep.core",
     "everstep.spec",
+    "everstep.workflows.batches",
     "everstep.workflows.messages",
     "everstep.workflows.options",
     "everstep.workflows.ports",
@@ -83,7 +85,7 @@ async def connect(patience_s: float = float("inf")) -> Client:
         try:
             # An address that swallows packets gives no answer for ever.
             async with asyncio.timeout_at(deadline_s):
-                return await Client.connect(**config, data_converter=pydantic_data_converter)
+                return await Client.connect(**config, data_converter=DATA_CONVERTER)
         except TimeoutError as error:
             where = config.get("target_host", "the default address")
             raise TransientError(f"no Temporal server answers at {where} ({said})") from error

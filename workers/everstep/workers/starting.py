@@ -36,7 +36,7 @@ async def start_job(client: Client, job: JobInput) -> WorkflowHandle[RunJob, Job
                 args=[job, None],
                 id=names.job_workflow_id(name),
                 task_queue=names.CONTROLLER_QUEUE,
-                task_timeout=options.WORKFLOW_TASK_TIMEOUT,
+                task_timeout=options.workflow_task_timeout(job.spec.machines),
                 search_attributes=story.job_attributes(name),
                 static_summary=f"Training job {name}",
             )

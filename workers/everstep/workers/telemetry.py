@@ -3,10 +3,11 @@
 Each connection begins with the mutual proof of the job's secret (`everstep.agent.link`). A message
 is one JSON object. From agents: `hello {machine, pid}`, `beat`, `bye`,
 `started {attempt, ranks, step, at_s, age_s}` and `progress {attempt, rank, step, at_s, age_s,
-phase, from_log}` with what is known of `loss`, `grad_norm`, `mfu`, `ran_s` and `waited_s`, and
-`slowed {details}` whenever what its senses see that slows the machine changes. `at_s` is on the
-agent's clock; `age_s` says how long ago that was, since clocks differ. From watchers: `watch`; they
-get `snapshot {attempt, steps, slowest, machines}` after every change.
+phase, from_log}` with what is known of `loss`, `grad_norm`, `mfu`, `ran_s`, `waited_s` and
+`stalled_s`, and `slowed {details}` whenever what its senses see that slows the machine changes.
+`at_s` is on the agent's clock; `age_s` says how long ago that was, since clocks differ. From
+watchers: `watch`; they get `snapshot {attempt, steps, slowest, machines, phases, loss}` after every
+change.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import cast
 
 from everstep.agent import link
@@ -41,12 +42,16 @@ class Snapshot:
         steps: Newest finished step by rank, in that attempt.
         slowest: Newest step that all ranks of it have finished, or None.
         machines: Machines whose agents are connected, sorted.
+        phases: What each rank does, by its last word in that attempt.
+        loss: The newest one that any rank reported, may be NaN; None when none did.
     """
 
     attempt: int
     steps: dict[int, int]
     slowest: int | None
     machines: tuple[str, ...]
+    phases: dict[int, Phase] = field(default_factory=dict[int, Phase])
+    loss: float | None = None
 
 
 class TelemetryServer:
@@ -73,6 +78,7 @@ class TelemetryServer:
         self.senses = senses
         self._on_step = on_step
         self._on_alerts = on_alerts
+        self._newest: dict[int, RankProgress] = {}
         self._changed = asyncio.Condition()
         self._version = 0
         self._links: list[link.AsyncLink] = []
@@ -147,7 +153,10 @@ class TelemetryServer:
 
     async def _note(self, machine: str, message: dict[str, object]) -> None:
         said = _progress(machine, message)
-        seen = self.board.note(said.attempt, said.rank, said.step, said.at_s, said.from_log)
+        self._newest[said.rank] = said
+        seen = self.board.note(
+            said.attempt, said.rank, said.step, said.at_s, said.from_log, said.stalled_s
+        )
         if seen is not None:
             self._on_step(seen)
         alerts = self.senses.note(said, _heard_s(message))
@@ -180,6 +189,12 @@ class TelemetryServer:
                     "steps": {str(rank): step for rank, step in self.board.steps().items()},
                     "slowest": newest.step if newest is not None and current else None,
                     "machines": self.watch.machines(),
+                    "phases": {
+                        str(rank): said.phase.value
+                        for rank, said in self._newest.items()
+                        if said.attempt == self.board.attempt
+                    },
+                    "loss": self.senses.loss,
                 }
             )
             async with self._changed:
@@ -208,6 +223,8 @@ async def watch(host: str, port: int, secret: bytes, job: str) -> AsyncGenerator
                 steps={int(rank): int(step) for rank, step in steps.items()},
                 slowest=None if message["slowest"] is None else int(message["slowest"]),
                 machines=tuple(message["machines"]),
+                phases={int(rank): Phase(phase) for rank, phase in message["phases"].items()},
+                loss=message["loss"],
             )
 
 
@@ -226,6 +243,7 @@ def _progress(machine: str, message: dict[str, object]) -> RankProgress:
         message["from_log"] is True,
         _figure(message, "ran_s"),
         _figure(message, "waited_s"),
+        _figure(message, "stalled_s"),
     )
 
 

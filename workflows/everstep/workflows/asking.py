@@ -24,8 +24,8 @@ from everstep.workflows.messages import (
     ReleaseOrder,
     SlotsOrder,
 )
+from everstep.workflows.ordering import why
 from everstep.workflows.ports import ClusterPort
-from everstep.workflows.restart import why
 from everstep.workflows.situation import Situation
 
 

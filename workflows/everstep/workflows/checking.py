@@ -6,21 +6,17 @@ the bitwise test after that. The first kind of test that names somebody ends the
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from temporalio import workflow
-from temporalio.exceptions import ActivityError
-
-from everstep.core import links, names
+from everstep.core import links
 from everstep.core.checks import CUDA, slower_than_peers
 from everstep.core.majority import judge_digests
 from everstep.core.model import MachineInfo
 from everstep.core.orders import CheckOrder, CheckResult
 from everstep.core.record import Finding
 from everstep.core.vocabulary import Check, ClimbOutcome, Symptom, Verdict
-from everstep.workflows import options, restart
-from everstep.workflows.ports import CheckPort
+from everstep.workflows import ordering
+from everstep.workflows.batches import Refusal
 from everstep.workflows.situation import Situation
 from everstep.workflows.tested import Tested
 
@@ -87,7 +83,7 @@ async def _results(
     model = "moe" if now.job.spec.parallelism.ep > 1 else "dense"
     attempt, deadline_s = now.assignment.attempt, now.job.spec.ladder.check_timeout_s
     order = CheckOrder(attempt, check, deadline_s, model=model)
-    results = await asyncio.gather(*(_one(now, info, order) for info in machines))
+    results = await _answers(now, [(info, order) for info in machines])
     if check is Check.BITWISE:
         return judge_digests([info.machine for info in machines], results)
     return list(_with_slow(results))
@@ -113,24 +109,23 @@ async def _links(
         pairs = links.next_pairs(list(infos), rounds)
         if isinstance(pairs, links.LinksVerdict):
             return _of_links(list(infos), pairs, finding)
-        met = await asyncio.gather(
-            *(_meet(now, (infos[one], infos[other]), len(rounds)) for one, other in pairs)
+        rounds.append(await _meetings(now, infos, pairs, len(rounds)))
+
+
+async def _meetings(
+    now: Situation, infos: Mapping[str, MachineInfo], pairs: Sequence[links.Pair], number: int
+) -> list[links.Meeting]:
+    """Let both ends of all pairs meet, side by side."""
+    deadline_s = now.job.spec.ladder.check_timeout_s
+    orders: list[tuple[MachineInfo, CheckOrder]] = []
+    for one, other in pairs:
+        ends = (infos[one], infos[other])
+        order = CheckOrder(
+            now.assignment.attempt, Check.LINKS, deadline_s, peers=ends, number=number
         )
-        rounds.append(list(met))
-
-
-async def _meet(
-    now: Situation, ends: tuple[MachineInfo, MachineInfo], number: int
-) -> links.Meeting:
-    order = CheckOrder(
-        now.assignment.attempt,
-        Check.LINKS,
-        now.job.spec.ladder.check_timeout_s,
-        peers=ends,
-        number=number,
-    )
-    results = await asyncio.gather(*(_one(now, info, order) for info in ends))
-    return links.meeting_of((ends[0].machine, ends[1].machine), results)
+        orders += [(info, order) for info in ends]
+    results = await _answers(now, orders)
+    return [links.meeting_of(pair, results[2 * at : 2 * at + 2]) for at, pair in enumerate(pairs)]
 
 
 def _of_links(
@@ -156,22 +151,24 @@ def _said(machine: str, verdict: Verdict, detail: str) -> CheckResult:
     return CheckResult(machine, Check.LINKS, verdict, detail)
 
 
-async def _one(now: Situation, info: MachineInfo, order: CheckOrder) -> CheckResult:
-    """One machine's answer; no answer is an answer that tells nothing."""
-    with_whom = [peer.machine for peer in order.peers if peer.machine != info.machine]
-    with_text = f" with {', '.join(with_whom)}" if with_whom else ""
-    try:
-        return await workflow.execute_activity_method(
-            CheckPort.check,
-            order,
-            **options.check(order.deadline_s).config(
-                f"{order.check} test of {info.machine}{with_text}",
-                names.machine_queue(now.job.spec.name, info.machine),
-            ),
+async def _answers(
+    now: Situation, orders: Sequence[tuple[MachineInfo, CheckOrder]]
+) -> list[CheckResult]:
+    """One answer a machine; no answer is an answer that tells nothing."""
+    answers = await ordering.order(
+        now.job.spec.name,
+        now.job.machines_per_batch,
+        ordering.CHECK,
+        [(info.machine, order) for info, order in orders],
+    )
+    return [
+        CheckResult(
+            answer.machine, order.check, Verdict.UNOBSERVABLE, f"no answer: {answer.reason}"
         )
-    except ActivityError as error:
-        why = restart.why(error)
-        return CheckResult(info.machine, order.check, Verdict.UNOBSERVABLE, f"no answer: {why}")
+        if isinstance(answer, Refusal)
+        else answer
+        for (_, order), answer in zip(orders, answers, strict=True)
+    ]
 
 
 def _told(faulty: Sequence[CheckResult]) -> str:

@@ -13,8 +13,9 @@ from everstep.core.orders import FROM_THE_BEGINNING
 from everstep.core.progress import NO_STEP
 from everstep.core.record import IncidentRecord
 from everstep.core.restore import RestorePlan, plan_restore
+from everstep.core.stacks.words import runs_text
 from everstep.core.vocabulary import Spent, Symptom
-from everstep.workflows import asking, restart, storage, updating
+from everstep.workflows import asking, ordering, restart, storage, updating
 from everstep.workflows.situation import OvertakenError, Situation
 
 
@@ -66,7 +67,7 @@ async def restart_in_place(now: Situation) -> bool:
         _blame(now, error)
         return False
     except ActivityError as error:
-        now.raise_own(Symptom.JOB_HANG, None, f"no new step: {restart.why(error)}")
+        now.raise_own(Symptom.JOB_HANG, None, f"no new step: {ordering.why(error)}")
     except OvertakenError:
         now.story.tell("overtaken by newer evidence")
     now.restarts_without_progress += 1
@@ -149,7 +150,7 @@ async def _until_enough(now: Situation) -> None:
     if lacking > 0 and now.in_test:
         lacking = await _after_tests(now, lacking)
     if lacking > 0:
-        slots = restart.ranks_text(now.vacant)
+        slots = runs_text(now.vacant)
         await now.hold(
             f"{lacking} machine{'s' if lacking > 1 else ''} missing for slot {slots} "
             f"(evicted: {', '.join(now.record.evicted)}; no standby is left). "

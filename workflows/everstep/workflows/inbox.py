@@ -5,6 +5,7 @@ Each round judges the alerts that came since the last one; whatever comes later 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from everstep.core.model import Alert, MachineInfo
@@ -19,13 +20,19 @@ class Inbox:
     """
 
     def __init__(self, alerts: Sequence[Alert]) -> None:
-        self._alerts = list(alerts)
+        self._alerts: list[Alert] = []
         self._judged = 0
         self._round_from = 0
+        self._lost: dict[str, float] = {}
+        self.take(alerts)
 
     def take(self, alerts: Sequence[Alert]) -> None:
         """More evidence."""
         self._alerts += alerts
+        for alert in alerts:
+            if alert.symptom is Symptom.AGENT_LOST and alert.machine is not None:
+                known_s = self._lost.get(alert.machine, -math.inf)
+                self._lost[alert.machine] = max(alert.at_s, known_s)
 
     @property
     def round(self) -> list[Alert]:
@@ -55,9 +62,4 @@ class Inbox:
 
     def is_lost(self, info: MachineInfo) -> bool:
         """Whether this very agent, and not an earlier one of that name, is said to be gone."""
-        return any(
-            alert.symptom is Symptom.AGENT_LOST
-            and alert.machine == info.machine
-            and alert.at_s >= info.joined_at_s
-            for alert in self._alerts
-        )
+        return self._lost.get(info.machine, -math.inf) >= info.joined_at_s

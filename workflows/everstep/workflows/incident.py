@@ -17,12 +17,18 @@ from temporalio.exceptions import ActivityError
 from everstep.core import evidence, memory
 from everstep.core.model import Alert, CopyDamaged, MachineInfo
 from everstep.core.record import IncidentRecord
-from everstep.core.updates import Update
+from everstep.core.updates import Update, UpdateState, pending
 from everstep.core.vocabulary import Symptom
-from everstep.workflows import asking, restart, story
+from everstep.workflows import asking, ordering, restart, story
 from everstep.workflows.in_place import redone, restart_in_place
 from everstep.workflows.locating import locate, went_on
-from everstep.workflows.messages import Approval, IncidentInput, IncidentResult
+from everstep.workflows.messages import (
+    Approval,
+    Decision,
+    IncidentInput,
+    IncidentResult,
+    UpdatesHeard,
+)
 from everstep.workflows.returning import settle_tests
 from everstep.workflows.rungs import climb
 from everstep.workflows.situation import OvertakenError, Situation
@@ -36,7 +42,7 @@ class ResolveIncident:
     Signals: `alerts` (more evidence), `machine_joined` (somebody to give a slot to),
     `copy_damaged` (a rank restores from another copy, or cannot), `job_finished`, `updates`
     (changes that the next restart makes), `approve` and `deny` (a person's word on what holds it).
-    Query: `record`.
+    Update: `decide` (the same, answered). Query: `record`.
     """
 
     @workflow.init
@@ -82,10 +88,29 @@ class ResolveIncident:
         """A person says no to the rung that the incident asks for; the next one is tried."""
         self._now.answer(False, denial.person, denial.note)
 
+    @workflow.update
+    def decide(self, decision: Decision) -> None:
+        """A person's answer, which counts or is refused: for whoever wants to know which."""
+        self._now.answer(decision.yes, decision.person, decision.note)
+
+    @decide.validator
+    def _may_decide(self, decision: Decision) -> None:
+        """Refuse what comes too late, or is an answer to another question.
+
+        Raises:
+            InputError: It does not count.
+        """
+        if (objection := self._now.objection(decision)) is not None:
+            raise objection
+
     @workflow.signal
-    def updates(self, updates: list[Update]) -> None:
-        """The changes that wait for a restart, as they stand now: one may have been withdrawn."""
-        self._now.updates = tuple(updates)
+    async def updates(self, updates: list[Update]) -> None:
+        """The changes that wait for a restart, as they stand now, and one that was withdrawn."""
+        unmade = [one for one in updates if one.number not in self._now.updates_made]
+        self._now.updates = pending(unmade)
+        withdrawn = tuple(one.number for one in unmade if one.state is UpdateState.CANCELLED)
+        if withdrawn and workflow.patched("updates-heard"):
+            await self._now.tell_job("updates_heard", UpdatesHeard(withdrawn))
 
     @workflow.query
     def record(self) -> IncidentRecord:
@@ -101,6 +126,8 @@ class ResolveIncident:
         self._now.whole_ladder = workflow.patched("whole-ladder")
         self._now.takes_advice = workflow.patched("first-action")
         self._now.asks_cluster = workflow.patched("asks-cluster")
+        self._now.pages.tells_all = workflow.patched("notices")
+        self._now.pages.opened()
         over = False
         while not over:
             try:
@@ -180,7 +207,7 @@ class ResolveIncident:
             now.story.tell("failed again during probation")
             return False
         except ActivityError as error:
-            now.raise_own(Symptom.JOB_HANG, None, f"no step: {restart.why(error)}")
+            now.raise_own(Symptom.JOB_HANG, None, f"no step: {ordering.why(error)}")
             return False
         return True
 
@@ -192,6 +219,7 @@ class ResolveIncident:
             "closed: another failure begins" if now.overtaken() else "closed: training is stable"
         )
         now.pages.drop()
+        now.pages.closed(story.summary(now.record))
         await now.story.archive()
         result = IncidentResult(
             record=now.record,
@@ -201,5 +229,7 @@ class ResolveIncident:
             codes=tuple(now.codes),
         )
         await now.tell_job("incident_closed", result)
+        if now.pages.tells_all:
+            await now.pages.settle()
         await workflow.wait_condition(workflow.all_handlers_finished)
         return result

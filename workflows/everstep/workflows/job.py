@@ -20,7 +20,7 @@ from everstep.core.model import Alert, Assignment, CopyDamaged, MachineInfo, Ran
 from everstep.core.orders import FROM_THE_BEGINNING
 from everstep.core.record import TimelineEntry
 from everstep.core.vocabulary import Observer, Symptom
-from everstep.workflows import asking, options, restart, storage, story
+from everstep.workflows import asking, options, ordering, restart, storage, story
 from everstep.workflows.incident import ResolveIncident
 from everstep.workflows.messages import (
     Eviction,
@@ -35,9 +35,9 @@ from everstep.workflows.messages import (
 from everstep.workflows.remembering import bar, remember, remember_eviction
 from everstep.workflows.update_desk import Told, UpdateDesk
 
-MAX_RECENT_KEYS = 1_000
-"""Alerts remembered for dropping duplicates: a whole job's ranks ending twice at the paper's scale
-of machines fits, batched by machine."""
+MAX_RECENT_KEYS = 3_000
+"""Alerts remembered for dropping duplicates: a whole job's ranks ending at the paper's scale of
+machines fits, gathered by machine (the first, and what ended while that was on its way)."""
 
 MAX_NOTED = 50
 """Alerts that stop nothing, kept for whoever asks."""
@@ -54,8 +54,8 @@ class RunJob(UpdateDesk):
 
     Signals: `report_alerts`, `machine_joined`, `ranks_finished`, `copy_damaged` (from agents and
     the analyzer), `assigned`, `machine_evicted`, `machine_tested`, `updates_made`,
-    `incident_closed` (from the open incident), `admit`, `push_update` (from a person). Updates:
-    `hot_update`, `cancel_update`. Query: `status`.
+    `updates_heard`, `incident_closed` (from the open incident), `admit`, `push_update` (from a
+    person). Updates: `hot_update`, `cancel_update`. Query: `status`.
     """
 
     @workflow.init
@@ -76,9 +76,11 @@ class RunJob(UpdateDesk):
     @workflow.signal
     def report_alerts(self, alerts: list[Alert]) -> None:
         """Evidence from an observer; duplicates and what concerns older attempts are dropped."""
+        known = set(self._state.recent_keys)
         for alert in alerts:
-            if alert.key in self._state.recent_keys or not self._concerns_us(alert):
+            if alert.key in known or not self._concerns_us(alert):
                 continue
+            known.add(alert.key)
             self._state.recent_keys = [*self._state.recent_keys, alert.key][-MAX_RECENT_KEYS:]
             if evidence.calls_for_action(alert):
                 self._state.pending.append(alert)
@@ -175,6 +177,7 @@ class RunJob(UpdateDesk):
         if self._state.active != result.record.incident:
             return
         self._state.active = self._listening = None
+        self._show()
         self._state.out = []
         self._state.assignment = result.assignment
         self._state.evictions = [*self._state.evictions, *result.evictions]
@@ -218,6 +221,7 @@ class RunJob(UpdateDesk):
             await self._gather_machines()
             await self._first_start()
         while not (self._all_finished() and self._state.active is None):
+            self._show()
             await self._wait_for_something_to_do()
             if self._state.pending and self._state.active is None:
                 await self._open_incident()
@@ -285,7 +289,7 @@ class RunJob(UpdateDesk):
                 ]
             )
         except ActivityError as error:
-            text = restart.why(error)
+            text = ordering.why(error)
             self.report_alerts(
                 [_own_alert(Symptom.CONTAINER_ERROR, assignment.attempt, None, text)]
             )
@@ -327,7 +331,7 @@ class RunJob(UpdateDesk):
                 updates=updates.pending(self._state.updates),
             ),
             id=names.incident_workflow_id(job, self._state.incidents),
-            task_timeout=options.WORKFLOW_TASK_TIMEOUT,
+            task_timeout=options.workflow_task_timeout(self._job.spec.machines),
             parent_close_policy=workflow.ParentClosePolicy.ABANDON,
             # A later job of this name counts from 1 again; one that is open is never doubled.
             id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
@@ -337,13 +341,14 @@ class RunJob(UpdateDesk):
             ],
         )
         self._listening = self._state.active
+        self._show()
 
     async def _release(self, machine: str) -> None:
         """What a person admits may be used again; where nobody can say so, a person has to."""
         try:
             await asking.release_machine(self._job.spec.name, machine)
         except ActivityError as error:
-            self._note(f"{machine} is admitted, and still in quarantine: {restart.why(error)}")
+            self._note(f"{machine} is admitted, and still in quarantine: {ordering.why(error)}")
 
     async def _forward_pending(self) -> None:
         alerts, self._state.pending = self._state.pending, []
@@ -368,6 +373,11 @@ class RunJob(UpdateDesk):
         now_s = workflow.now().timestamp()
         entry = TimelineEntry(now_s if at_s is None else at_s, text)
         self._state.notes = [*self._state.notes, entry][-MAX_NOTES:]
+        self._show()
+
+    def _show(self) -> None:
+        """Let Temporal's web UI show how the job stands."""
+        workflow.set_current_details(story.job_details(self.status()))
 
     # --- Questions about the state ---------------------------------------------------------------
 
@@ -403,8 +413,8 @@ class RunJob(UpdateDesk):
         return self._state.active != self._listening
 
     def _all_finished(self) -> bool:
-        slots = self._slots()
-        return bool(slots) and all(info.machine in self._state.finished for info in slots)
+        slots, finished = self._slots(), set(self._state.finished)
+        return bool(slots) and all(info.machine in finished for info in slots)
 
     async def _wait_for_something_to_do(self) -> None:
         """Wait for alerts, the job's end, or the end of an update's window."""

@@ -8,22 +8,22 @@ may take at most; from then on it counts as stuck, with nobody to blame.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from datetime import timedelta
 
 from temporalio import workflow
 from temporalio.exceptions import ActivityError
 
-from everstep.core import hang, names
+from everstep.core import hang
 from everstep.core.hang import JudgedStacks
-from everstep.core.model import MachineInfo, StepSeen
+from everstep.core.model import StepSeen
 from everstep.core.orders import TraceOrder
 from everstep.core.record import StackRecord
 from everstep.core.stacks.verdict import NextStep, StackVerdict
-from everstep.workflows import options, restart
+from everstep.workflows import options, ordering, restart
+from everstep.workflows.batches import Refusal
 from everstep.workflows.messages import JudgeOrder, MachineStacks
-from everstep.workflows.ports import StackPort, TracePort
+from everstep.workflows.ports import StackPort
 from everstep.workflows.situation import OvertakenError, Situation
 
 MOST_LOOKS = 4
@@ -125,27 +125,23 @@ def _record(now: Situation, judged: JudgedStacks) -> StackRecord:
 
 async def _look(now: Situation) -> Look:
     """All machines at once; who does not answer keeps nobody else's answer back."""
-    reachable = now.reachable()
-    return tuple(
-        await asyncio.gather(*(_ask(now, info, info in reachable) for info in now.assignment.slots))
+    order = TraceOrder(now.assignment.attempt)
+    answers = await ordering.order(
+        now.job.spec.name,
+        now.job.machines_per_batch,
+        ordering.TRACE,
+        [(info.machine, order) for info in now.reachable()],
     )
-
-
-async def _ask(now: Situation, info: MachineInfo, reachable: bool) -> MachineStacks:
-    if not reachable:
-        return MachineStacks(info.machine, why="its agent is lost")
-    try:
-        report = await workflow.execute_activity_method(
-            TracePort.trace,
-            TraceOrder(now.assignment.attempt),
-            **options.TRACE.config(
-                f"ask the ranks of {info.machine} where they stand",
-                names.machine_queue(now.job.spec.name, info.machine),
-            ),
-        )
-    except ActivityError as error:
-        return MachineStacks(info.machine, why=restart.why(error))
-    return MachineStacks(info.machine, report.evidence, report.manifest)
+    said = {
+        answer.machine: MachineStacks(answer.machine, why=answer.reason)
+        if isinstance(answer, Refusal)
+        else MachineStacks(answer.machine, answer.evidence, answer.manifest)
+        for answer in answers
+    }
+    return tuple(
+        said.get(name) or MachineStacks(name, why="its agent is lost")
+        for name in now.assignment.machine_names()
+    )
 
 
 async def _judge(now: Situation, looks: Sequence[Look]) -> JudgedStacks | None:
@@ -158,5 +154,5 @@ async def _judge(now: Situation, looks: Sequence[Look]) -> JudgedStacks | None:
             **options.JUDGE.config("say by the ranks' stacks who holds the job up"),
         )
     except ActivityError as error:
-        now.story.tell(f"stacks: could not be judged: {restart.why(error)}")
+        now.story.tell(f"stacks: could not be judged: {ordering.why(error)}")
         return None

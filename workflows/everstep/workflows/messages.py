@@ -9,8 +9,9 @@ from everstep.core.memory import CodeVersion, MachineHistory
 from everstep.core.model import Alert, Assignment, MachineInfo
 from everstep.core.record import IncidentRecord, TimelineEntry
 from everstep.core.updates import Settings, Update
-from everstep.core.vocabulary import Symptom
+from everstep.core.vocabulary import Notice, Symptom
 from everstep.spec.job import JobSpec
+from everstep.workflows.batches import MACHINES_PER_BATCH
 
 MAX_EVENTS = 4_000
 """Far below Temporal's 51,200, and cheap to replay."""
@@ -30,6 +31,8 @@ class JobInput:
         from_scratch: Whether checkpoints of earlier runs in storage are to be ignored.
         earlier_code: Versions of before, oldest first, to which a rollback may go.
         max_events: Length of the history from which on a new run is begun.
+        machines_per_batch: How many machines one workflow orders by itself; of more, each so many
+            are ordered by a child workflow, `OrderMachines`.
     """
 
     spec: JobSpec
@@ -38,6 +41,7 @@ class JobInput:
     from_scratch: bool = False
     earlier_code: tuple[CodeVersion, ...] = ()
     max_events: int = MAX_EVENTS
+    machines_per_batch: int = MACHINES_PER_BATCH
 
 
 @dataclass(slots=True)
@@ -382,7 +386,7 @@ class AwaitStep:
 
 @dataclass(frozen=True, slots=True)
 class PageOrder:
-    """Call a person.
+    """Call a person, or tell a channel how an incident goes.
 
     Attributes:
         webhook: Environment variable of the controller that holds the address: it may be a secret,
@@ -394,6 +398,8 @@ class PageOrder:
         symptom: What was found.
         machines: At which the evidence points.
         story: The newest lines of the incident's story, oldest first.
+        event: What is told.
+        format: Of the request's body: `json`, which is this order, or `slack`.
     """
 
     webhook: str
@@ -404,6 +410,8 @@ class PageOrder:
     symptom: Symptom
     machines: tuple[str, ...]
     story: tuple[str, ...]
+    event: Notice = Notice.PAGED
+    format: str = "json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -412,6 +420,24 @@ class Approval:
 
     person: str
     note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """A person's answer to the question that a held incident asks.
+
+    Attributes:
+        yes: Whether to go on past what holds it; else that is left out.
+        person: Who says so.
+        note: Why.
+        question: The question that was answered, as the incident's record has it (`missing`);
+            empty: whichever is open.
+    """
+
+    yes: bool
+    person: str
+    note: str = ""
+    question: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -425,6 +451,7 @@ class UpdateRequest:
         reason: Why.
         urgent: Whether training is to stop for it at once.
         window_s: Seconds after which it is made though nothing else has stopped training, > 0.
+        set: The same as `settings`, as people write it by hand in Temporal's web UI; set after it.
     """
 
     author: str
@@ -433,6 +460,11 @@ class UpdateRequest:
     reason: str = ""
     urgent: bool = False
     window_s: float = DEFAULT_WINDOW_S
+    set: dict[str, str] = field(default_factory=dict[str, str])
+
+    def all_settings(self) -> Settings:
+        """What is set, however it was written."""
+        return (*self.settings, *self.set.items())
 
 
 @dataclass(frozen=True, slots=True)
@@ -462,3 +494,10 @@ class UpdatesMade:
 
     numbers: tuple[int, ...]
     version: str
+
+
+@dataclass(frozen=True, slots=True)
+class UpdatesHeard:
+    """An incident has heard that these updates are withdrawn, and had not made them before."""
+
+    withdrawn: tuple[int, ...]

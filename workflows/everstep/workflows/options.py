@@ -12,6 +12,8 @@ from datetime import timedelta
 from temporalio.common import RetryPolicy
 from temporalio.workflow import ActivityConfig
 
+from everstep.workflows.batches import MACHINES_PER_BATCH
+
 NEVER_AGAIN = ("StaleAttempt", "PermanentError", "InputError")
 """Error types (by class name, as Temporal matches them) for which a retry cannot help."""
 
@@ -27,6 +29,25 @@ PROMPT_RETRY = RetryPolicy(
 WORKFLOW_TASK_TIMEOUT = timedelta(seconds=2)
 """How long a workflow task of a dead worker waits before another takes it (Temporal's default is
 10 s); a task of ours takes milliseconds."""
+
+TASK_TIME_A_MACHINE = timedelta(milliseconds=8)
+"""A controller that takes a job over reads all that its open incident has been told so far, within
+one workflow task: about a millisecond a machine, on a starved host several."""
+
+
+def workflow_task_timeout(machines: int) -> timedelta:
+    """For the workflows that see all machines of a job: 2 s up to 250 of them, 9.6 s for 1,200.
+
+    Args:
+        machines: Their number.
+    """
+    return max(WORKFLOW_TASK_TIMEOUT, machines * TASK_TIME_A_MACHINE)
+
+
+TURN_A_MACHINE = timedelta(milliseconds=5)
+"""An order to 1,200 machines takes 4.5 s on two cores that server, controller and agents share.
+What a time-out of a few seconds says of one machine it must not say of whoever is served last; and
+heartbeats of that many every second would keep the server from the orders themselves."""
 
 
 MAX_SUMMARY_CHARS = 200
@@ -49,6 +70,22 @@ class CallOptions:
     schedule_to_close: timedelta | None
     schedule_to_start: timedelta | None = None
     heartbeat: timedelta | None = None
+
+    def amid(self, machines: int) -> CallOptions:
+        """The same where so many machines are ordered at once, whom the server serves in turn.
+
+        Args:
+            machines: Their number; up to a batch makes no difference.
+        """
+        if machines <= MACHINES_PER_BATCH:
+            return self
+        longer = machines * TURN_A_MACHINE
+        return CallOptions(
+            self.start_to_close + longer,
+            None if self.schedule_to_close is None else self.schedule_to_close + 2 * longer,
+            None if self.schedule_to_start is None else self.schedule_to_start + longer,
+            None if self.heartbeat is None else self.heartbeat + longer,
+        )
 
     def config(self, summary: str, task_queue: str | None = None) -> ActivityConfig:
         """Keyword arguments for `execute_activity_method`, with the sentence for the web UI."""
@@ -179,6 +216,11 @@ ARCHIVE = CallOptions(
     # A small file. Recovery never waits for it longer than this; Temporal has the record, too.
     start_to_close=timedelta(seconds=10),
     schedule_to_close=timedelta(seconds=30),
+)
+ANSWER = CallOptions(
+    # The simulated cluster computes; a controller's death costs it nothing.
+    start_to_close=timedelta(minutes=1),
+    schedule_to_close=None,
 )
 PAGE = CallOptions(
     # A short request to a service that may be away; whoever is to be called can see the hold, too.

@@ -5,20 +5,16 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 
 from temporalio import workflow
-from temporalio.exceptions import ActivityError
 
-from everstep.core import names, replay, trial
-from everstep.core.model import MachineInfo
+from everstep.core import replay, trial
 from everstep.core.record import Finding
 from everstep.core.suspicion import Group, Trial, TrialOutcome
-from everstep.core.trial import ReplayOrder, ReplayReport
-from everstep.core.vocabulary import ClimbOutcome, Verdict
-from everstep.workflows import options, restart
-from everstep.workflows.ports import CheckPort
+from everstep.core.trial import ReplayOrder
+from everstep.core.vocabulary import ClimbOutcome
+from everstep.workflows import trials
 from everstep.workflows.situation import Situation
 from everstep.workflows.tested import Tested
 
@@ -64,17 +60,22 @@ class _Replay:
         return Tested(_OUTCOMES[wanted.outcome], named, f"replay, {len(rounds)} rounds: {reason}")
 
     async def _round(self, wanted: replay.Round, number: int) -> list[Trial]:
-        reports = await asyncio.gather(*(self._group(group) for group in wanted.groups))
-        trials = trial.outcomes(wanted.groups, reports)
-        failed = [t.group for t in trials if t.outcome is TrialOutcome.FAILED]
-        untold = [t.group for t in trials if t.outcome is TrialOutcome.COULD_NOT_TELL]
-        texts = [f"replay round {number} ({wanted.purpose}): {len(trials)} groups"]
+        orders = [self._order(group) for group in wanted.groups]
+        told = await trials.hold(self._now.job, orders, self._ends_at_first_failure)
+        reports = [
+            dict(zip(group.machines, of_group, strict=True))
+            for group, of_group in zip(wanted.groups, told, strict=True)
+        ]
+        ended = trial.outcomes(wanted.groups, reports)
+        failed = [t.group for t in ended if t.outcome is TrialOutcome.FAILED]
+        untold = [t.group for t in ended if t.outcome is TrialOutcome.COULD_NOT_TELL]
+        texts = [f"replay round {number} ({wanted.purpose}): {len(ended)} groups"]
         texts += [f"failed: {', '.join(self._names(group.machines))}" for group in failed]
         texts += [f"could not tell: {', '.join(self._names(group.machines))}" for group in untold]
         self._now.story.tell("; ".join(texts))
-        return trials
+        return ended
 
-    async def _group(self, group: Group) -> dict[int, ReplayReport]:
+    def _order(self, group: Group) -> ReplayOrder:
         spec = self._now.job.spec
         order = ReplayOrder(
             attempt=self._now.assignment.attempt,
@@ -90,45 +91,7 @@ class _Replay:
             settings=self._now.assignment.settings,
         )
         self._trials_made += 1
-        return dict(zip(group.machines, await self._reports(order), strict=True))
-
-    async def _reports(self, order: ReplayOrder) -> list[ReplayReport]:
-        """All reports of a trial, which is over for the others when one machine has failed.
-
-        They may wait for its ranks until the deadline.
-        """
-        calls = [asyncio.create_task(self._one(info, order)) for info in order.machines]
-        try:
-            await workflow.wait_condition(
-                lambda: (
-                    all(call.done() for call in calls)
-                    or (self._ends_at_first_failure and any(map(_has_failed, calls)))
-                )
-            )
-        finally:
-            for call in calls:
-                call.cancel()
-        return await asyncio.gather(*calls)
-
-    async def _one(self, info: MachineInfo, order: ReplayOrder) -> ReplayReport:
-        """One machine's report; no answer is an answer that tells nothing."""
-        config = options.check(order.deadline_s).config(
-            f"replay on {', '.join(one.machine for one in order.machines)}",
-            names.machine_queue(self._now.job.spec.name, info.machine),
-        )
-        # The next trial needs the machine.
-        wait = workflow.ActivityCancellationType.WAIT_CANCELLATION_COMPLETED
-        config["cancellation_type"] = wait
-        try:
-            return await workflow.execute_activity_method(CheckPort.replay, order, **config)
-        except ActivityError as error:
-            why = restart.why(error)
-            return ReplayReport(info.machine, Verdict.UNOBSERVABLE, f"no answer: {why}")
+        return order
 
     def _names(self, numbers: Sequence[int]) -> tuple[str, ...]:
         return tuple(self._machines[number].machine for number in numbers)
-
-
-def _has_failed(call: asyncio.Task[ReplayReport]) -> bool:
-    done = call.done() and not call.cancelled() and call.exception() is None
-    return done and call.result().verdict is Verdict.FAULTY

@@ -6,33 +6,25 @@ workflow: deterministic, all effects through ports.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 
 from temporalio import workflow
-from temporalio.exceptions import ActivityError
 
 from everstep.core import names
 from everstep.core.model import Assignment, MachineInfo, StepSeen
-from everstep.core.orders import MachineReport, Pull, RankStart, RestoreOrder, StartOrder, StopOrder
+from everstep.core.orders import Pull, RankStart, RestoreOrder, StartOrder
 from everstep.core.placement import BackupPlan
 from everstep.core.restore import RestorePlan
-from everstep.workflows import options
+from everstep.core.stacks.words import runs_text
+from everstep.workflows import options, ordering
+from everstep.workflows.batches import Refusal
 from everstep.workflows.messages import AwaitStep, JobInput
-from everstep.workflows.ports import AnalysisPort, MachinePort
+from everstep.workflows.ports import AnalysisPort
 
 MAX_MACHINES_TOLD = 8
 """In one line of a story."""
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """A machine that could not do what it was ordered to, and why."""
-
-    machine: str
-    reason: str
 
 
 class MachinesRefusedError(Exception):
@@ -50,22 +42,6 @@ class MachinesRefusedError(Exception):
         return "; ".join(f"{r.machine}: {r.reason}" for r in self.refusals)
 
 
-async def stop(job: JobInput, machine: MachineInfo, attempt: int) -> MachineReport:
-    """Stop one machine's ranks and learn how they ended and what its memory holds.
-
-    Raises:
-        ActivityError: The machine did not answer or could not do it.
-    """
-    return await workflow.execute_activity_method(
-        MachinePort.stop,
-        StopOrder(attempt),
-        **options.STOP.config(
-            f"stop the ranks of attempt {attempt} on {machine.machine}",
-            names.machine_queue(job.spec.name, machine.machine),
-        ),
-    )
-
-
 async def restore(job: JobInput, assignment: Assignment, plan: RestorePlan) -> None:
     """Let every machine that lacks a shard fetch it from a machine that has it.
 
@@ -73,23 +49,19 @@ async def restore(job: JobInput, assignment: Assignment, plan: RestorePlan) -> N
         MachinesRefusedError: Some machine could not, or some shard did not arrive whole.
     """
     fetching = {**plan.pulls, **plan.loans}
-    pulling = [info for info in assignment.slots if fetching.get(info.machine)]
+
+    def of(machine: str) -> RestoreOrder:
+        pulls, loans = plan.pulls.get(machine, ()), plan.loans.get(machine, ())
+        return RestoreOrder(assignment.attempt, plan.step, tuple(pulls), loans=tuple(loans))
+
+    orders = [(name, of(name)) for name in assignment.machine_names() if fetching.get(name)]
+    answers = await ordering.order(job.spec.name, job.machines_per_batch, ordering.RESTORE, orders)
     refusals: list[Refusal] = []
-
-    async def one(info: MachineInfo) -> None:
-        pulls, loans = plan.pulls.get(info.machine, ()), plan.loans.get(info.machine, ())
-        ranks = [*(pull.rank for pull in pulls), *(rank for loan in loans for rank in loan.ranks)]
-        report = await workflow.execute_activity_method(
-            MachinePort.restore,
-            RestoreOrder(assignment.attempt, plan.step, tuple(pulls), loans=tuple(loans)),
-            **options.RESTORE.config(
-                f"fetch step {plan.step} of ranks {ranks_text(ranks)} to {info.machine}",
-                names.machine_queue(job.spec.name, info.machine),
-            ),
-        )
-        refusals.extend(Refusal(info.machine, f"rank {r}: {why}") for r, why in report.failed)
-
-    refusals.extend(await all_of([(info.machine, one(info)) for info in pulling]))
+    for answer in answers:
+        if isinstance(answer, Refusal):
+            refusals.append(answer)
+        else:
+            refusals += [Refusal(answer.machine, f"rank {r}: {why}") for r, why in answer.failed]
     if refusals:
         raise MachinesRefusedError(refusals)
 
@@ -115,22 +87,17 @@ async def start(
     Raises:
         MachinesRefusedError: Some machine could not.
     """
-
-    async def one(slot: int, info: MachineInfo) -> None:
-        await workflow.execute_activity_method(
-            MachinePort.start,
+    orders = [
+        (
+            info.machine,
             replace(
                 start_order(job, assignment, backup, slot, restore_step), run=run, stored=stored
             ),
-            **options.START.config(
-                f"start attempt {assignment.attempt} on {info.machine} from step {restore_step}",
-                names.machine_queue(job.spec.name, info.machine),
-            ),
         )
-
-    refusals = await all_of(
-        [(info.machine, one(slot, info)) for slot, info in enumerate(assignment.slots)]
-    )
+        for slot, info in enumerate(assignment.slots)
+    ]
+    answers = await ordering.order(job.spec.name, job.machines_per_batch, ordering.START, orders)
+    refusals = [answer for answer in answers if isinstance(answer, Refusal)]
     if refusals:
         raise MachinesRefusedError(refusals)
 
@@ -177,23 +144,6 @@ async def await_step(
     )
 
 
-async def all_of(calls: Sequence[tuple[str, Awaitable[None]]]) -> list[Refusal]:
-    """Run all calls to their ends, side by side, and list those that failed."""
-    results = await asyncio.gather(*(call for _, call in calls), return_exceptions=True)
-    refusals: list[Refusal] = []
-    for (machine, _), result in zip(calls, results, strict=True):
-        if isinstance(result, ActivityError):
-            refusals.append(Refusal(machine, why(result)))
-        elif isinstance(result, BaseException):
-            raise result
-    return refusals
-
-
-def why(error: ActivityError) -> str:
-    """The reason inside an activity error, whose own text is always the same sentence."""
-    return str(error.cause) if error.cause is not None else str(error)
-
-
 def pulls_text(pulls: Mapping[str, Sequence[Pull]]) -> str:
     """Who lacked whose shards, and where they came from: "m4 lacked ranks 2-3 (from m0)"."""
     texts: list[str] = []
@@ -201,18 +151,7 @@ def pulls_text(pulls: Mapping[str, Sequence[Pull]]) -> str:
         of_source: dict[str, list[int]] = {}
         for item in items:
             of_source.setdefault(item.machine, []).append(item.rank)
-        sources = ", ".join(f"{ranks_text(of)} (from {name})" for name, of in of_source.items())
+        sources = ", ".join(f"{runs_text(of)} (from {name})" for name, of in of_source.items())
         texts.append(f"{machine} lacked ranks {sources}")
     more = len(texts) - MAX_MACHINES_TOLD
     return "; ".join(texts[:MAX_MACHINES_TOLD]) + (f"; and {more} more" if more > 0 else "")
-
-
-def ranks_text(ranks: Sequence[int]) -> str:
-    """Ranks as ranges: "0-3, 6"."""
-    spans: list[list[int]] = []
-    for rank in sorted(ranks):
-        if spans and rank == spans[-1][1] + 1:
-            spans[-1][1] = rank
-        else:
-            spans.append([rank, rank])
-    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)

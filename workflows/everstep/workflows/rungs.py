@@ -36,6 +36,8 @@ async def climb(now: Situation, finding: Finding) -> None:
         OvertakenError: Newer evidence came while a person was asked or machines were tested.
     """
     policy, attempt = now.job.spec.ladder_policy(), now.assignment.attempt
+    if now.record.returned:
+        now.evicts_again = workflow.patched("evict-again")
     approved = False
     if not now.takes_advice:
         finding = replace(finding, first_action="")
@@ -89,7 +91,8 @@ async def _evict(now: Situation, finding: Finding, decision: ladder.Decision) ->
         machine = info.machine
         if machine not in decision.machines or slot in now.vacant:
             continue
-        tested = machine in finding.group_only
+        # One that came back and is suspected again has passed these tests before.
+        tested = machine in finding.group_only and machine not in now.record.returned
         if tested:
             apart.append((info, slot in suspected))
         elif not now.asks_cluster:

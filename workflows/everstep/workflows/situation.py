@@ -14,22 +14,28 @@ from temporalio import workflow
 from temporalio.exceptions import FailureError
 
 from everstep.core import ladder, memory, names
+from everstep.core.errors import InputError
 from everstep.core.model import Alert, Assignment, MachineInfo
 from everstep.core.orders import MachineReport
 from everstep.core.record import Finding, IncidentRecord
-from everstep.core.vocabulary import Observer, Outcome, Rung, Spent, Symptom
+from everstep.core.vocabulary import Notice, Observer, Outcome, Rung, Spent, Symptom
 from everstep.workflows import paging
 from everstep.workflows.chronicle import Chronicle
 from everstep.workflows.inbox import Inbox
 from everstep.workflows.messages import (
+    Decision,
     Eviction,
     IncidentInput,
     IncidentResult,
     TestedMachine,
+    UpdatesHeard,
     UpdatesMade,
 )
 
 T = TypeVar("T")
+
+MAX_TOLD = 20
+"""Lines of a story about what came at once."""
 
 
 class OvertakenError(Exception):
@@ -52,6 +58,7 @@ class Situation:
         self.pool = list(given.pool)
         self.codes = list(given.codes)
         self.updates = given.updates
+        self.updates_made: tuple[int, ...] = ()
         self.inbox = Inbox(given.alerts)
         self.evictions: list[tuple[float, str]] = []
         self.stopped: list[MachineReport] = []
@@ -74,8 +81,12 @@ class Situation:
         """False in incidents that were opened before there were checks, rollback and replay."""
         self.takes_advice = True
         """False in incidents that were opened before the ladder heard what ranks had said."""
+        self.evicts_again = True
+        """False in incidents that were opened before a machine could be evicted a second time."""
         self._asked = False
+        self._may_deny = False
         self._word: bool | None = None
+        self._last_word = ""
         self.story = Chronicle(
             IncidentRecord(
                 incident=given.incident,
@@ -88,7 +99,7 @@ class Situation:
                 code_version=given.assignment.code_version,
             )
         )
-        self.pages = paging.Pages(self.story, given.job.spec.safety.webhook)
+        self.pages = paging.Pages(self.story, given.job.spec.safety, given.run)
         self.tell_alerts(given.alerts)
 
     @property
@@ -113,15 +124,17 @@ class Situation:
     # --- Evidence ---------------------------------------------------------------------------------
 
     def tell_alerts(self, alerts: Sequence[Alert]) -> None:
-        """Tell every alert about a machine, and those about ranks that came together in one line.
+        """Tell the alerts about machines, and those about ranks that came together in one line.
 
-        Thousands of ranks may end within a second.
+        Thousands of ranks may end within a second, and hundreds of machines be lost.
         """
         by_time = sorted(alerts, key=lambda alert: alert.at_s)
-        for alert in by_time:
-            if alert.rank is None:
-                text = "\n".join((f"{alert.observer}: {alert.detail}", *alert.lines))
-                self.story.tell(text, alert.at_s)
+        of_machines = [alert for alert in by_time if alert.rank is None]
+        for alert in of_machines[:MAX_TOLD]:
+            text = "\n".join((f"{alert.observer}: {alert.detail}", *alert.lines))
+            self.story.tell(text, alert.at_s)
+        if len(of_machines) > MAX_TOLD:
+            self.story.tell(f"and {len(of_machines) - MAX_TOLD} more alerts of machines")
         of_ranks = [alert for alert in by_time if alert.rank is not None]
         if of_ranks:
             first, others = of_ranks[0], len(of_ranks) - 1
@@ -144,13 +157,19 @@ class Situation:
 
     def overtaken(self) -> bool:
         """Whether newer evidence concerns what runs now."""
-        return any(self._matters(alert) for alert in self.inbox.unsettled())
+        alerts = self.inbox.unsettled()
+        return bool(alerts) and any(map(self._matters_to(), alerts))
 
-    def _matters(self, alert: Alert) -> bool:
-        """Whether an alert concerns what runs now, and not what has been stopped already."""
-        if alert.symptom is Symptom.AGENT_LOST or (alert.subject and not alert.attempt):
-            return alert.machine in [info.machine for info in self.occupied()]
-        return alert.attempt == self.assignment.attempt
+    def _matters_to(self) -> Callable[[Alert], bool]:
+        """Says of alerts whether they concern what runs now, and not what was stopped already."""
+        here = {info.machine for info in self.occupied()}
+
+        def matters(alert: Alert) -> bool:
+            if alert.symptom is Symptom.AGENT_LOST or (alert.subject and not alert.attempt):
+                return alert.machine in here
+            return alert.attempt == self.assignment.attempt
+
+        return matters
 
     # --- Waiting ----------------------------------------------------------------------------------
 
@@ -183,7 +202,7 @@ class Situation:
         if satisfied():
             return
         self.story.held(missing)
-        self.pages.send(missing)
+        self.pages.send(missing, Notice.NEEDS_APPROVAL if self._asked else Notice.PAGED)
         await self.story.archive()
         await workflow.wait_condition(lambda: satisfied() or self.overtaken())
         self.story.goes_on()
@@ -200,7 +219,7 @@ class Situation:
         ways = f"To go on all the same: everstep incident approve {number}"
         if may_deny:
             ways += f". To leave it out: everstep incident deny {number}"
-        self._word, self._asked = None, True
+        self._word, self._asked, self._may_deny = None, True, may_deny
         try:
             await self.hold(
                 f"{question}. {ways}",
@@ -213,11 +232,27 @@ class Situation:
     def answer(self, yes: bool, person: str, note: str) -> None:
         """A person's word; it counts for the question that is open, and for no later one."""
         text = f"{'approved' if yes else 'denied'} by {person}{f' ({note})' if note else ''}"
-        if self._asked:
-            self._word = yes
-        else:
+        if not self._asked:
             text += ", though nothing was asked"
+        elif not (yes or self._may_deny):
+            text += ", though that cannot be left out"
+        else:
+            self._word, self._last_word = yes, text
         self.story.tell(text)
+
+    def objection(self, decision: Decision) -> InputError | None:
+        """Why a person's answer does not count, if so."""
+        where = f"incident {self.record.incident}"
+        look = f"See: everstep incident show {self.record.incident}."
+        if not self._asked or self._word is not None:
+            last = f" (it was {self._last_word})" if self._last_word else ""
+            what = f"it is {self.record.outcome} and waits for nobody's word{last}"
+            return InputError(where, what, look)
+        if decision.question not in ("", self.record.missing):
+            return InputError(where, "it asks something else by now", look)
+        if not (decision.yes or self._may_deny):
+            return InputError(where, "what it waits for cannot be left out", "Approve it, or wait.")
+        return None
 
     # --- The ladder -------------------------------------------------------------------------------
 
@@ -233,6 +268,7 @@ class Situation:
             unavailable=self._unavailable(),
             approved=approved,
             updates=len(self.updates),
+            returned=self.record.returned if self.evicts_again else (),
         )
 
     def _unavailable(self) -> dict[Rung, str]:
@@ -247,7 +283,7 @@ class Situation:
     async def tell_job(
         self,
         signal: str,
-        value: Assignment | Eviction | TestedMachine | IncidentResult | UpdatesMade,
+        value: Assignment | Eviction | TestedMachine | IncidentResult | UpdatesMade | UpdatesHeard,
     ) -> None:
         """Signal the job; a job that is gone needs no telling."""
         job_id = names.job_workflow_id(self.job.spec.name)

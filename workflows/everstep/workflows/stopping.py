@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 
-from temporalio import workflow
-from temporalio.exceptions import ActivityError
-
 from everstep.core import evidence, hang, memory
-from everstep.core.model import Alert, MachineInfo, RankExit
-from everstep.core.orders import MachineReport
+from everstep.core.model import Alert, RankExit
+from everstep.core.orders import MachineReport, StopOrder
 from everstep.core.record import Finding, StackRecord
 from everstep.core.vocabulary import Symptom
-from everstep.workflows import restart
-from everstep.workflows.situation import Situation
+from everstep.workflows import ordering
+from everstep.workflows.batches import Refusal
+from everstep.workflows.situation import MAX_TOLD, Situation
 
 
 async def stop_and_classify(now: Situation, stacks: StackRecord | None) -> Finding:
@@ -30,7 +27,7 @@ async def stop_and_classify(now: Situation, stacks: StackRecord | None) -> Findi
     now.stopped = [reports[i.machine] for i in occupied if i.machine in reports]
     exits = exits_of(now.stopped, alerts, now.assignment.attempt)
     now.newest_exit_step = max((e.step for e in exits if e.step is not None), default=None)
-    here = [info.machine for info in occupied]
+    here = {info.machine for info in occupied}
     finding = evidence.classify(
         [a for a in alerts if a.symptom is not Symptom.AGENT_LOST or a.machine in here] or alerts,
         exits,
@@ -52,23 +49,26 @@ async def stop_and_classify(now: Situation, stacks: StackRecord | None) -> Findi
 
 async def _stop(now: Situation) -> tuple[dict[str, MachineReport], list[str]]:
     """Reports by machine, and the machines that gave none though nobody knows them to be gone."""
+    asked = {info.machine: info for info in now.reachable()}
+    order = StopOrder(now.assignment.attempt)
+    answers = await ordering.order(
+        now.job.spec.name,
+        now.job.machines_per_batch,
+        ordering.STOP,
+        [(machine, order) for machine in asked],
+        lambda machine: now.inbox.is_lost(asked[machine]),
+    )
     reports: dict[str, MachineReport] = {}
     silent: list[str] = []
-
-    async def one(info: MachineInfo) -> None:
-        task = asyncio.create_task(restart.stop(now.job, info, now.assignment.attempt))
-        await workflow.wait_condition(lambda: task.done() or now.inbox.is_lost(info))
-        if not task.done():
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-            return
-        try:
-            reports[info.machine] = await task
-        except ActivityError as error:
-            silent.append(info.machine)
-            now.story.tell(f"{info.machine} did not stop: {restart.why(error)}")
-
-    await asyncio.gather(*(one(info) for info in now.reachable()))
+    for machine, answer in zip(asked, answers, strict=True):
+        if not isinstance(answer, Refusal):
+            reports[machine] = answer
+        elif not now.inbox.is_lost(asked[machine]):
+            silent.append(machine)
+            if len(silent) <= MAX_TOLD:
+                now.story.tell(f"{machine} did not stop: {answer.reason}")
+    if len(silent) > MAX_TOLD:
+        now.story.tell(f"and {len(silent) - MAX_TOLD} more machines did not stop")
     return reports, silent
 
 

@@ -22,7 +22,8 @@ from everstep.core.orders import (
     StoredShare,
 )
 from everstep.core.stored import candidates
-from everstep.workflows import options, restart
+from everstep.workflows import options, ordering, restart
+from everstep.workflows.batches import Refusal
 from everstep.workflows.messages import JobInput
 from everstep.workflows.ports import MachinePort
 
@@ -112,7 +113,7 @@ async def _look(job: JobInput, info: MachineInfo) -> StorageReport:
             ),
         )
     except ActivityError as error:
-        return StorageReport(info.machine, (), (), restart.why(error))
+        return StorageReport(info.machine, (), (), ordering.why(error))
 
 
 async def _load(
@@ -120,24 +121,20 @@ async def _load(
 ) -> list[str]:
     """Let every machine take its share; what is wrong with the checkpoint."""
     layout = job.spec.layout()
-    problems: list[str] = []
 
-    async def one(slot: int, info: MachineInfo) -> None:
+    def share(slot: int) -> RestoreOrder:
         ranks = tuple(layout.ranks_of(slot)) if same_layout else ()
-        share = StoredShare(checkpoint.name, ranks, slot, len(assignment.slots))
-        report = await workflow.execute_activity_method(
-            MachinePort.restore,
-            RestoreOrder(assignment.attempt, checkpoint.step, (), share),
-            **options.RESTORE_FROM_STORAGE.config(
-                f"bring step {checkpoint.step} from storage to {info.machine}",
-                names.machine_queue(job.spec.name, info.machine),
-            ),
-        )
-        problems.extend(f"{info.machine}: {reason}" for _, reason in report.failed)
+        part = StoredShare(checkpoint.name, ranks, slot, len(assignment.slots))
+        return RestoreOrder(assignment.attempt, checkpoint.step, (), part)
 
-    refusals = await restart.all_of(
-        [(info.machine, one(slot, info)) for slot, info in enumerate(assignment.slots)]
+    answers = await ordering.order(
+        job.spec.name,
+        job.machines_per_batch,
+        ordering.RESTORE,
+        [(name, share(slot)) for slot, name in enumerate(assignment.machine_names())],
     )
+    refusals = [answer for answer in answers if isinstance(answer, Refusal)]
     if refusals:
         raise restart.MachinesRefusedError(refusals)
-    return problems
+    reports = [answer for answer in answers if not isinstance(answer, Refusal)]
+    return [f"{report.machine}: {why}" for report in reports for _, why in report.failed]

@@ -15,6 +15,11 @@ from temporalio.common import (
 
 from everstep.core.record import IncidentRecord
 from everstep.core.vocabulary import Outcome, Rung, Symptom
+from everstep.workflows.messages import JobStatus
+
+MACHINES_SHOWN = 64
+
+UPDATES_SHOWN = 10
 
 JOB = SearchAttributeKey.for_keyword("EverstepJob")
 SYMPTOM = SearchAttributeKey.for_keyword("EverstepSymptom")
@@ -30,6 +35,20 @@ ALL_KEYS: dict[str, str] = {
     MACHINE.name: "KeywordList",
 }
 """What a Temporal server must have registered, by name and type."""
+
+
+_HOW_TO_ANSWER = (
+    'To answer from here: *Send a Signal*, `approve` or `deny`, data `{"person": "YOUR NAME", '
+    '"note": "why"}`. If nothing is asked, it changes nothing, and the story says so.',
+    "",
+)
+
+_HOW_TO_UPDATE = (
+    "To change code or arguments from here: *Send a Signal*, `push_update`, data"
+    ' `{"author": "YOUR NAME", "reason": "why", "set": {"lr": "3e-4"}, "urgent": false}`; new code:'
+    ' `"directory": "/where/it/lies/on/every/machine"`. The answer is noted here.',
+    "",
+)
 
 
 def job_attributes(job: str) -> TypedSearchAttributes:
@@ -72,14 +91,49 @@ def clock(at_s: float) -> str:
     return f"{moment:%H:%M:%S}.{moment.microsecond // 10_000:02d}"
 
 
+def day(at_s: float) -> str:
+    """The date in UTC."""
+    return f"{datetime.fromtimestamp(at_s, UTC):%Y-%m-%d}"
+
+
+def summary(record: IncidentRecord) -> str:
+    """The incident in one line."""
+    parts = [f"{record.outcome.value}: {record.finding.reason}"]
+    if record.missing:
+        parts.append(f"waits: {record.missing}")
+    if record.first_step_at_s is not None:
+        parts.append(f"{record.first_step_at_s - record.fault_at_s:.2f} s to the first new step")
+    if record.restored_step is not None:
+        parts.append(f"restarted from step {record.restored_step}, {record.lost_steps} steps lost")
+    return "; ".join(parts)
+
+
 def details(record: IncidentRecord) -> str:
     """An incident so far, as Markdown for the workflow's current details."""
     lines = [f"**Incident {record.incident} of {record.job}: {record.outcome}**", ""]
     if record.missing:
-        lines += [f"**Waits for a person or a machine:** {record.missing}", ""]
+        lines += [f"**Waits for a person or a machine:** {record.missing}", "", *_HOW_TO_ANSWER]
     start = record.fault_at_s
     lines += [
         f"- `{clock(entry.at_s)}` +{max(0.0, entry.at_s - start):.2f} s: {entry.text}"
         for entry in record.timeline
     ]
+    return "\n".join(lines)
+
+
+def job_details(status: JobStatus) -> str:
+    """A job so far, as Markdown for the workflow's current details."""
+    lines = [f"**{status.job}: {status.phase}**", ""]
+    if (held := status.assignment) is not None:
+        lines.append(
+            f"- attempt {held.attempt}, code {held.code_version}, on"
+            f" {', '.join(held.machine_names()[:MACHINES_SHOWN])}"
+            f"{', ...' if len(held.slots) > MACHINES_SHOWN else ''}"
+        )
+    lines.append(f"- standbys: {', '.join(info.machine for info in status.pool) or 'none'}")
+    lines.append(f"- evicted: {', '.join(status.evicted) or 'none'}")
+    lines.append(f"- incidents: {status.incidents}; filter: `EverstepJob = '{status.job}'`")
+    lines += [f"- {update.text()}: {update.state}" for update in status.updates[-UPDATES_SHOWN:]]
+    lines += ["", *_HOW_TO_UPDATE]
+    lines += [f"- `{clock(note.at_s)}` {note.text}" for note in status.notes]
     return "\n".join(lines)

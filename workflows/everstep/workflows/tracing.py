@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass
 
 from temporalio import workflow
-from temporalio.exceptions import ActivityError
 
-from everstep.core import names
 from everstep.core.orders import TraceOrder, TraceReport
-from everstep.workflows import options
-from everstep.workflows.ports import TracePort
+from everstep.workflows import ordering
+from everstep.workflows.batches import MACHINES_PER_BATCH, Refusal
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,11 +19,13 @@ class CollectInput:
         job: Name of the job.
         machines: Names of the machines, by slot.
         order: What to ask each of them.
+        machines_per_batch: How many one workflow asks by itself.
     """
 
     job: str
     machines: tuple[str, ...]
     order: TraceOrder
+    machines_per_batch: int = MACHINES_PER_BATCH
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +33,8 @@ class Collected:
     """Where everybody stood, by reference.
 
     Attributes:
-        reports: One a machine that answered, in the order of the machines.
+        reports: One a machine that answered, in the order of the machines; of a large job without
+            entries of ranks, which lie under each report's manifest.
         unheard: Machines that did not, with the reason.
     """
 
@@ -49,19 +49,13 @@ class CollectStacks:
     @workflow.run
     async def run(self, asked: CollectInput) -> Collected:
         """Ask every machine; one that does not answer keeps nobody else's answer back."""
-        found = await asyncio.gather(*(self._ask(asked, machine) for machine in asked.machines))
-        return Collected(
-            tuple(item for item in found if isinstance(item, TraceReport)),
-            tuple(item for item in found if not isinstance(item, TraceReport)),
+        answers = await ordering.order(
+            asked.job,
+            asked.machines_per_batch,
+            ordering.TRACE,
+            [(machine, asked.order) for machine in asked.machines],
         )
-
-    async def _ask(self, asked: CollectInput, machine: str) -> TraceReport | tuple[str, str]:
-        queue = names.machine_queue(asked.job, machine)
-        try:
-            return await workflow.execute_activity_method(
-                TracePort.trace,
-                asked.order,
-                **options.TRACE.config(f"ask the ranks of {machine} where they stand", queue),
-            )
-        except ActivityError as error:
-            return machine, str(error.cause or error)
+        return Collected(
+            tuple(item for item in answers if not isinstance(item, Refusal)),
+            tuple((item.machine, item.reason) for item in answers if isinstance(item, Refusal)),
+        )

@@ -6,11 +6,13 @@ A part of the job's workflow, which knows when to open an incident and what to t
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from datetime import timedelta
 
 from temporalio import workflow
 
 from everstep.core import updates
-from everstep.core.errors import InputError
+from everstep.core.errors import InputError, TransientError
 from everstep.core.model import Alert, CopyDamaged, MachineInfo
 from everstep.core.updates import Update, UpdateState
 from everstep.core.vocabulary import Observer, Symptom
@@ -21,8 +23,12 @@ from everstep.workflows.messages import (
     JobState,
     UpdateAnswer,
     UpdateRequest,
+    UpdatesHeard,
     UpdatesMade,
 )
+
+HEARD_WITHIN = timedelta(seconds=10)
+"""How long an incident takes at most to hear something: a workflow task, on a starved host."""
 
 Told = MachineInfo | CopyDamaged | list[Alert] | list[Update] | None
 """What a job passes on to its open incident."""
@@ -39,6 +45,7 @@ class UpdateDesk(ABC):
     def __init__(self, job: JobInput, state: JobState) -> None:
         self._job = job
         self._state = state
+        self._heard: tuple[int, ...] = ()
 
     @workflow.signal
     def updates_made(self, made: UpdatesMade) -> None:
@@ -60,11 +67,11 @@ class UpdateDesk(ABC):
         Raises:
             InputError: The request or the job's state forbids it.
         """
-        if not request.directory and not request.settings:
+        if not request.directory and not request.all_settings():
             raise InputError("update", "it changes nothing", "Give --code or --set.")
         if request.window_s <= 0:
             raise InputError("window_s", f"{request.window_s} is not above 0", "Give seconds.")
-        if objection := updates.objection(dict(request.settings)):
+        if objection := updates.objection(dict(request.all_settings())):
             raise InputError("settings", objection, "Give NAME=VALUE.")
         if self._state.assignment is None:
             raise InputError("job", "it has not started yet", "Try again when it trains.")
@@ -83,10 +90,21 @@ class UpdateDesk(ABC):
 
     @workflow.update
     async def cancel_update(self, wish: Cancellation) -> None:
-        """Withdraw an update that still waits."""
+        """Withdraw an update that still waits.
+
+        Raises:
+            InputError: An incident's restart was making it just then.
+            TransientError: The incident does not say whether it is.
+        """
+        incident = self._state.active
         self._state.updates = updates.cancelled(self._state.updates, wish.number)
+        if not workflow.patched("cancel-heard"):
+            await self._pass_on_updates()
+        elif incident is not None:
+            gone = [one for one in self._state.updates if one.number == wish.number]
+            await self._pass_on_updates(gone)
+            await self._see_it_withdrawn(wish.number, incident)
         self._note(f"update {wish.number} withdrawn by {wish.person}")
-        await self._pass_on_updates()
 
     @cancel_update.validator
     def _may_cancel(self, wish: Cancellation) -> None:
@@ -98,6 +116,34 @@ class UpdateDesk(ABC):
             raise InputError(
                 "update", f"update {wish.number} is {update.state} already", "See: everstep updates"
             )
+
+    @workflow.signal
+    def updates_heard(self, heard: UpdatesHeard) -> None:
+        """The open incident will not make these."""
+        self._heard += heard.withdrawn
+
+    async def _see_it_withdrawn(self, number: int, incident: int) -> None:
+        """Wait until it is known whether the incident had made it before it heard."""
+
+        def made() -> bool:
+            return any(
+                one.number == number and one.state is UpdateState.APPLIED
+                for one in self._state.updates
+            )
+
+        try:
+            await workflow.wait_condition(
+                lambda: made() or number in self._heard or self._state.active != incident,
+                timeout=HEARD_WITHIN,
+                timeout_summary="wait for the incident to hear it",
+            )
+        except TimeoutError as error:
+            raise TransientError(
+                f"whether update {number} is being made could not be told; see: everstep updates"
+            ) from error
+        if made():
+            what = f"a restart was making update {number} just then"
+            raise InputError("update", what, "To go back: everstep hot-update with the code before")
 
     # --- For the job's loop ----------------------------------------------------------------------
 
@@ -111,10 +157,11 @@ class UpdateDesk(ABC):
             return []
         return [one for one in updates.pending(self._state.updates) if one.due_at_s <= now_s]
 
-    async def _pass_on_updates(self) -> None:
+    async def _pass_on_updates(self, withdrawn: Sequence[Update] = ()) -> None:
         """An open incident's next restart makes what waits now."""
         if self._state.active is not None:
-            await self._tell_incident("updates", list(updates.pending(self._state.updates)))
+            waiting = updates.pending(self._state.updates)
+            await self._tell_incident("updates", [*waiting, *withdrawn])
 
     def _call_for(self, update: Update) -> Alert:
         """What opens the incident that makes an update."""
@@ -135,8 +182,7 @@ class UpdateDesk(ABC):
         version, problems = "", list[str]()
         if request.directory:
             machines = [*assignment.slots, *self._state.pool]
-            job = self._job.spec.name
-            version, problems = await updating.prepare(job, request.directory, machines)
+            version, problems = await updating.prepare(self._job, request.directory, machines)
         if problems:
             self._note(f"update of {request.author} refused: {'; '.join(problems)}")
             return UpdateAnswer(None, tuple(problems))
@@ -146,7 +192,7 @@ class UpdateDesk(ABC):
             self._state.num_updates,
             version,
             request.directory,
-            tuple(request.settings),
+            request.all_settings(),
             request.author,
             request.reason,
             now_s,

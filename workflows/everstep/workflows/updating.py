@@ -5,30 +5,26 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 
-from temporalio import workflow
-from temporalio.exceptions import ActivityError
-
-from everstep.core import memory, names, updates
+from everstep.core import memory, updates
 from everstep.core.memory import CodeVersion
 from everstep.core.model import MachineInfo
 from everstep.core.orders import PrepareOrder, PrepareReport
-from everstep.workflows import options, restart
-from everstep.workflows.messages import UpdatesMade
-from everstep.workflows.ports import MachinePort
+from everstep.workflows import ordering
+from everstep.workflows.batches import Refusal
+from everstep.workflows.messages import JobInput, UpdatesMade
 from everstep.workflows.situation import Situation
 
 
 async def prepare(
-    job: str, directory: str, machines: Sequence[MachineInfo]
+    job: JobInput, directory: str, machines: Sequence[MachineInfo]
 ) -> tuple[str, list[str]]:
     """Let every machine look at a code version, while training goes on.
 
     Args:
-        job: Name of the job.
+        job: The job.
         directory: Where the version lies on every machine.
         machines: Those of the job and its standbys.
 
@@ -36,26 +32,23 @@ async def prepare(
         The version's identifier, and why it cannot run, a text a machine that says so.
     """
     order = PrepareOrder(directory)
-    reports = await asyncio.gather(*(_prepare(job, order, info) for info in machines))
+    answers = await ordering.order(
+        job.spec.name,
+        job.machines_per_batch,
+        ordering.PREPARE,
+        [(info.machine, order) for info in machines],
+    )
+    reports = [
+        PrepareReport(answer.machine, "", f"could not tell: {answer.reason}")
+        if isinstance(answer, Refusal)
+        else answer
+        for answer in answers
+    ]
     problems = [f"{report.machine}: {report.problem}" for report in reports if report.problem]
     versions = sorted({report.version for report in reports if report.version})
     if not problems and len(versions) != 1:
         problems = [f"machines see different code in {directory}: {', '.join(versions) or 'none'}"]
     return (versions or [""])[0], problems
-
-
-async def _prepare(job: str, order: PrepareOrder, info: MachineInfo) -> PrepareReport:
-    try:
-        return await workflow.execute_activity_method(
-            MachinePort.prepare,
-            order,
-            **options.PREPARE.config(
-                f"see whether {order.directory} can run on {info.machine}",
-                names.machine_queue(job, info.machine),
-            ),
-        )
-    except ActivityError as error:
-        return PrepareReport(info.machine, "", f"could not tell: {restart.why(error)}")
 
 
 async def make(now: Situation) -> None:
@@ -77,6 +70,7 @@ async def make(now: Situation) -> None:
         settings=target.settings,
     )
     numbers = tuple(update.number for update in waiting)
+    now.updates_made += numbers
     await now.tell_job("updates_made", UpdatesMade(numbers, target.version))
     for update in waiting:
         now.story.tell(f"{update.text()} joins this restart")

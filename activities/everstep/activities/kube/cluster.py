@@ -23,7 +23,7 @@ from everstep.core.errors import PermanentError, TransientError
 from everstep.core.kubernetes.nodes import is_quarantined, readiness, remarks_of
 from everstep.core.kubernetes.objects import labels_of
 from everstep.core.kubernetes.pods import Pod, pod_of, text_of
-from everstep.core.kubernetes.quarantine import Mark
+from everstep.core.kubernetes.quarantine import Mark, marks_of
 from everstep.core.kubernetes_names import (
     ANNOTATION_INCIDENT,
     LABEL_ROLE,
@@ -144,6 +144,7 @@ class KubernetesCluster(ClusterPort):
         """Quarantine the node, then evict the pod, so that no other pod of the job takes its place.
 
         Effect: as for `cluster.quarantine`; the pod is labelled as evicted and is being deleted.
+            None where somebody else has deleted the pod of a healthy node, which is not to blame.
         Idempotent by: job and incident in the node's annotation, and the pod's uid.
         Heartbeats: yes.
         Gives up when: it is not allowed to. A PodDisruptionBudget that stands against it is an
@@ -152,6 +153,8 @@ class KubernetesCluster(ClusterPort):
         """
         with as_failures():
             async with beating():
+                if await self._left_a_healthy_node(order):
+                    return Evicted()
                 await self._nodes.quarantine(order.machine.machine, _mark(order))
                 return await self._evict(order.machine, order.incident)
 
@@ -230,6 +233,23 @@ class KubernetesCluster(ClusterPort):
         except (NotThereError, ChangedError):
             return False
         return True
+
+    async def _left_a_healthy_node(self, order: EvictOrder) -> bool:
+        """Whether the pod is gone by somebody else's doing, and nothing speaks against its node."""
+        info = order.machine
+        try:
+            node = await self._api.get(f"{NODES}/{info.machine}")
+        except NotThereError:
+            return False
+        if any(m.job == order.job and m.incident == order.incident for m in marks_of(node)):
+            return False
+        if remarks_of(node) or readiness(node) is not Verdict.HEALTHY:
+            return False
+        try:
+            pod = pod_of(await self._api.get(f"{self._pods}/{_pod_name(info)}"))
+        except NotThereError:
+            return True
+        return pod.uid != info.pod_uid or (pod.ended and pod.role != ROLE_EVICTED)
 
     async def _evict(self, info: MachineInfo, incident: int) -> Evicted:
         if not await self._show(info, ROLE_EVICTED, None, incident):

@@ -72,6 +72,11 @@ class JobSenses:
         self.step_s: float | None = None
         """Time that the newest step took, as far as it is known."""
 
+    @property
+    def loss(self) -> float | None:
+        """The newest one that any rank reported, may be NaN; None before the first."""
+        return self._newest.get(LOSS)
+
     def started(self, attempt: int, machine: str, ranks: Iterable[int], heard_s: float) -> None:
         """Ranks of an attempt are being started."""
         self._turn_to(attempt)

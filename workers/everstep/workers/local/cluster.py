@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Protocol
@@ -19,7 +19,7 @@ import yaml
 from temporalio.client import Client, WorkflowFailureError, WorkflowHandle
 from temporalio.service import RPCError
 
-from everstep.core import names
+from everstep.core import names, updates
 from everstep.core.errors import EverstepError, InputError, PermanentError, TransientError
 from everstep.core.memory import CodeVersion
 from everstep.core.record import IncidentRecord
@@ -159,6 +159,7 @@ class LocalRun:
             metrics_port=0 if self._options.metrics else None,
         )
         self._environment = {**os.environ, **self._settings.environment()}
+        self._folder.write_state(telemetry=[HOST, self._settings.telemetry_port])
         await self._guardian.start()
         client = await self._server()
         spec = self._spec.model_copy(update={"environment": {}})
@@ -331,6 +332,10 @@ class LocalRun:
                 evicted=list(status.evicted),
                 job_started_at_s=status.started_at_s,
                 notes=[[note.at_s, note.text] for note in status.notes],
+                updates=[
+                    {**asdict(one), "outcome": updates.outcome(one, status.codes)}
+                    for one in status.updates
+                ],
                 noted=[
                     {
                         "symptom": alert.symptom,

@@ -1,0 +1,421 @@
+"""Restarts, stop-time checks and a storm of alerts at 12, 120 and 1,200 machines of 8 ranks.
+
+One Temporal server, set up as that of a local run; the controller's own process; and all machines
+in one process (`benchmarks.scale_agents`), each with its queue, worker and reporter, which answer
+at once with reports of the size that 8 ranks make. So what is measured is Everstep and Temporal
+alone, on the cores of this machine.
+
+- restart: a machine's agent is lost; all others are stopped, the machine is evicted, a standby gets
+  its slot, the parts that are lacking are fetched, all are started, and a step of all is seen.
+- checks: NaN, and all machines test themselves, their links, and their bits.
+- storm: all ranks lose their peers at once, each machine reports each of its ranks, with what it
+  said last: from then until the incident is open, and that it is the only one.
+- history: the largest of all that this leaves.
+- takeover: how long another controller reads the first incident anew, which has to be within a
+  workflow task's time-out.
+
+Run as `python -m benchmarks.scale [MACHINES ...]`; takes about five minutes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import secrets
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import yaml
+from temporalio.client import Client, WorkflowHandle
+from temporalio.service import RPCError
+from temporalio.worker import Replayer
+
+from benchmarks.results import Result, conclude
+from everstep.activities.archive import load_incidents
+from everstep.core import names
+from everstep.core.record import IncidentRecord
+from everstep.core.vocabulary import Outcome, Rung
+from everstep.spec.job import JobSpec
+from everstep.workers import runtime
+from everstep.workers.local import ports, server
+from everstep.workers.local.folder import RunFolder
+from everstep.workers.payloads import DATA_CONVERTER
+from everstep.workers.settings import WorkerSettings
+from everstep.workflows import options, story
+from everstep.workflows.job import RunJob
+from everstep.workflows.messages import JobInput, JobResult
+
+HOST = "127.0.0.1"
+SIZES = (12, 120, 1_200)
+PATIENCE_S = 240.0
+STANDBYS = 2
+
+RESTART_GOAL_S = 30.0
+STORM_GOAL_S = 5.0
+EVENTS_GOAL = 10_000
+BYTES_GOAL_MIB = 5.0
+GROWTH_GOAL = 1.0
+"""Times that of the number of machines: no worse than linear."""
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What a process has used so far."""
+
+    cpu_s: float
+    memory_mib: float
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One number of machines.
+
+    Attributes:
+        machines: How many.
+        first_start_s: From the machines' word that they are there to a first step.
+        restart_s: From the alert to a first step.
+        checks_s: From the choice of the rung to its verdict.
+        storm_s: From the first alert until an incident is open.
+        storm_over_s: From the first alert to a first step again.
+        incidents: How many the storm opened.
+        events: Of the longest history.
+        mib: Of the largest one.
+        largest: Which one.
+        takeover_s: To read the first incident anew.
+        restart_cpu_s: Of each process, from the alert to the first step.
+        memory_mib: Of each process at the end.
+    """
+
+    machines: int
+    first_start_s: float
+    restart_s: float
+    checks_s: float
+    storm_s: float
+    storm_over_s: float
+    incidents: int
+    events: int
+    mib: float
+    largest: str
+    takeover_s: float
+    restart_cpu_s: dict[str, float]
+    memory_mib: dict[str, float]
+
+
+def spec_of(machines: int) -> JobSpec:
+    """A job of the paper's kind: TP 8, PP as deep as it divides, DP."""
+    pp = next(pp for pp in (8, 4, 2, 1) if machines % pp == 0)
+    return JobSpec.model_validate(
+        {
+            "name": f"scale-{machines}",
+            "command": ["python", "train.py"],
+            "code": {"directory": "."},
+            "machines": machines,
+            "gpus_per_machine": 8,
+            "parallelism": {"tp": 8, "pp": pp, "dp": machines // pp, "order": "tp-pp-dp"},
+            "standby": {"count": STANDBYS},
+            "ladder": {"evidence_window_s": 0.2, "probation_s": 0.5, "probation_steps": 1},
+        }
+    )
+
+
+class Bench:
+    """The processes of one measurement.
+
+    Args:
+        client: Of the server.
+        spec: The job.
+        folder: The run's.
+        job: Its workflow.
+        agents: The machines' process.
+        processes: All, by what they are called in figures.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        spec: JobSpec,
+        folder: RunFolder,
+        job: WorkflowHandle[RunJob, JobResult],
+        agents: asyncio.subprocess.Process,
+        processes: dict[str, psutil.Process],
+    ) -> None:
+        self.client = client
+        self.spec = spec
+        self.job = job
+        self._folder = folder
+        self._agents = agents
+        self._processes = processes
+
+    async def tell(self, word: str) -> float:
+        """Have the machines do something; when it was told."""
+        told_s = time.time()
+        assert self._agents.stdin is not None  # noqa: S101 - a pipe
+        self._agents.stdin.write(f"{word}\n".encode())
+        await self.heard(word)
+        return told_s
+
+    async def heard(self, word: str) -> None:
+        """Wait until the machines say so."""
+        assert self._agents.stdout is not None  # noqa: S101 - a pipe
+        async with asyncio.timeout(PATIENCE_S):
+            while not (line := await self._agents.stdout.readline()).startswith(word.encode()):
+                if not line:
+                    raise RuntimeError("the machines' process has ended")
+
+    async def record(self, number: int, holds: Callable[[IncidentRecord], bool]) -> IncidentRecord:
+        """An incident as it is archived, once it holds."""
+        seen: IncidentRecord | None = None
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                while True:
+                    known = {r.incident: r for r in load_incidents(self._folder.incidents)}
+                    seen = known.get(number)
+                    if seen is not None and holds(seen):
+                        return seen
+                    await asyncio.sleep(0.1)
+        except TimeoutError as error:
+            raise RuntimeError(f"incident {number} never came to it; last seen: {seen}") from error
+
+    def usage(self) -> dict[str, Usage]:
+        """What every process has used so far."""
+        found: dict[str, Usage] = {}
+        for name, process in self._processes.items():
+            times = process.cpu_times()
+            memory = process.memory_info().rss / MIB
+            found[name] = Usage(times.user + times.system, memory)
+        return found
+
+    async def opened_at_s(self, number: int) -> float:
+        """When an incident's workflow was begun."""
+        identifier = names.incident_workflow_id(self.spec.name, number)
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                with contextlib.suppress(RPCError):
+                    described = await self.client.get_workflow_handle(identifier).describe()
+                    return described.start_time.timestamp()
+                await asyncio.sleep(0.05)
+
+    async def largest(self) -> tuple[int, float, str]:
+        """Events, MiB and name of the longest and the largest history that there is."""
+        events, size, name = 0, 0, ""
+        async for execution in self.client.list_workflows():
+            handle = self.client.get_workflow_handle(execution.id, run_id=execution.run_id)
+            info = (await handle.describe()).raw_description.workflow_execution_info
+            if f"/{self.spec.name}" not in execution.id:
+                continue
+            events = max(events, info.history_length)
+            if info.history_size_bytes > size:
+                size, name = info.history_size_bytes, execution.id
+        return events, size / MIB, name
+
+
+@contextlib.asynccontextmanager
+async def benches(client: Client, pid: int, folder: Path, machines: int) -> AsyncGenerator[Bench]:
+    """Start the job, a controller and the machines."""
+    spec = spec_of(machines)
+    run = RunFolder(folder / spec.name)
+    run.path.mkdir(parents=True)
+    run.secret.write_text(secrets.token_hex())
+    text = yaml.safe_dump(spec.model_dump(mode="json", exclude_unset=True))  # pyright: ignore[reportUnknownMemberType]
+    run.spec.write_text(text)
+    given = WorkerSettings(
+        spec_file=run.spec, run_directory=run.path, secret_file=run.secret,
+        code_directory=folder, telemetry_port=ports.free_port(HOST),
+    )  # fmt: skip
+    environment = {**os.environ, **given.environment()}
+    job = await client.start_workflow(
+        RunJob.run,
+        args=[JobInput(spec, "v1", "/opt/train"), None],
+        id=names.job_workflow_id(spec.name),
+        task_queue=names.CONTROLLER_QUEUE,
+        task_timeout=options.workflow_task_timeout(machines),
+        search_attributes=story.job_attributes(spec.name),
+    )
+    logs = contextlib.ExitStack()
+
+    async def start(module: str, *arguments: str) -> asyncio.subprocess.Process:
+        log = logs.enter_context((folder / f"{spec.name}-{module}.log").open("wb"))
+        return await asyncio.create_subprocess_exec(
+            sys.executable, "-m", module, *arguments,
+            env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
+        )  # fmt: skip
+
+    controller = await start("everstep.workers.controller")
+    agents = await start("benchmarks.scale_agents", spec.name, str(machines), str(STANDBYS))
+    processes = {"server": pid, "controller": controller.pid, "agents": agents.pid}
+    bench = Bench(
+        client, spec, run, job, agents, {n: psutil.Process(p) for n, p in processes.items()}
+    )
+    try:
+        await bench.heard("ready")
+        yield bench
+    finally:
+        for process in (controller, agents):
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+        logs.close()
+
+
+def trains(record: IncidentRecord) -> bool:
+    """Whether a step of all ranks was seen."""
+    return record.first_step_at_s is not None
+
+
+def recovered(record: IncidentRecord) -> bool:
+    """Whether it is over."""
+    return record.outcome is Outcome.RECOVERED
+
+
+async def phase(bench: Bench, wanted: str) -> None:
+    """Wait until the job is in a phase."""
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            with contextlib.suppress(RPCError):
+                if (await bench.job.query(RunJob.status)).phase == wanted:
+                    return
+            await asyncio.sleep(0.5)
+
+
+def checks_s(record: IncidentRecord) -> float:
+    """How long the stop-time checks of an incident took."""
+    (climb,) = [climb for climb in record.climbs if climb.rung is Rung.CHECKS]
+    begun = next(e for e in record.timeline if f"rung {Rung.CHECKS} begins" in e.text)
+    return climb.at_s - begun.at_s
+
+
+async def takeover_s(bench: Bench) -> float:
+    """How long a controller that knows nothing of it reads the first incident."""
+    identifier = names.incident_workflow_id(bench.spec.name, 1)
+    history = await bench.client.get_workflow_handle(identifier).fetch_history()
+    replayer = Replayer(
+        workflows=runtime.WORKFLOWS,
+        workflow_runner=runtime.workflow_runner(),
+        data_converter=DATA_CONVERTER,
+    )
+    began_s = time.monotonic()
+    await replayer.replay_workflow(history)
+    return time.monotonic() - began_s
+
+
+async def measure(bench: Bench, machines: int) -> Measured:
+    """All that is measured at one number of machines."""
+    joined_s = await bench.tell("join")
+    await bench.tell("begin")
+    first_start_s = time.time() - joined_s
+    await bench.tell("train")
+    before = bench.usage()
+    lost_s = await bench.tell("lose m7")
+    lost = await bench.record(1, trains)
+    cpu_s = {name: used.cpu_s - before[name].cpu_s for name, used in bench.usage().items()}
+    await bench.tell("train")
+    await bench.record(1, recovered)
+    await phase(bench, "training")
+    await bench.tell("nan")
+    checked = await bench.record(2, trains)
+    await bench.tell("train")
+    await bench.record(2, recovered)
+    await phase(bench, "training")
+    storm_s = await bench.tell("storm")
+    opened_s = await bench.opened_at_s(3)
+    stormed = await bench.record(3, trains)
+    await bench.tell("train")
+    await bench.record(3, recovered)
+    await phase(bench, "training")
+    status = await bench.job.query(RunJob.status)
+    events, mib, largest = await bench.largest()
+    return Measured(
+        machines,
+        first_start_s,
+        (lost.first_step_at_s or 0.0) - lost_s,
+        checks_s(checked),
+        opened_s - storm_s,
+        (stormed.first_step_at_s or 0.0) - storm_s,
+        status.incidents - 2,
+        events,
+        mib,
+        largest,
+        await takeover_s(bench),
+        cpu_s,
+        {name: used.memory_mib for name, used in bench.usage().items()},
+    )
+
+
+def show(found: Measured) -> None:
+    """Print what was measured, with what has no goal."""
+    print(
+        f"{found.machines} machines: first start {found.first_start_s:.1f} s, restart"
+        f" {found.restart_s:.1f} s, checks {found.checks_s:.1f} s, storm: an incident after"
+        f" {found.storm_s:.2f} s, training again after {found.storm_over_s:.1f} s; largest history"
+        f" {found.largest}, {found.mib:.2f} MiB; longest {found.events} events; taken over within"
+        f" {found.takeover_s:.1f} s",
+        flush=True,
+    )
+    cpu = ", ".join(f"{name} {used:.1f} s" for name, used in found.restart_cpu_s.items())
+    memory = ", ".join(f"{name} {used:.0f} MiB" for name, used in found.memory_mib.items())
+    print(f"  CPU of the restart: {cpu}; memory: {memory}", flush=True)
+
+
+def results(found: list[Measured]) -> list[Result]:
+    """The goals, of which most concern the largest number of machines."""
+    largest = found[-1]
+    at = f"at_{largest.machines}"
+    growth = [
+        (b.restart_s / a.restart_s) / (b.machines / a.machines)
+        for a, b in itertools.pairwise(found)
+    ]
+    return [
+        Result(f"restart_{at}", largest.restart_s, "s", "<=", RESTART_GOAL_S),
+        *(
+            Result("restart_growth_over_linear", ratio, "ratio", "<=", GROWTH_GOAL)
+            for ratio in growth
+        ),
+        Result(f"storm_{at}", largest.storm_s, "s", "<=", STORM_GOAL_S),
+        Result(f"storm_incidents_{at}", largest.incidents, "incidents", "<=", 1),
+        Result(
+            f"takeover_{at}",
+            largest.takeover_s,
+            "s",
+            "<=",
+            options.workflow_task_timeout(largest.machines).total_seconds(),
+        ),
+        Result(f"history_{at}", largest.events, "events", "<=", EVENTS_GOAL),
+        Result(f"history_{at}", largest.mib, "MiB", "<=", BYTES_GOAL_MIB),
+    ]
+
+
+async def main(sizes: list[int]) -> int:
+    """Measure each number of machines on a server of its own."""
+    found: list[Measured] = []
+    for machines in sizes:
+        with tempfile.TemporaryDirectory(prefix="everstep-scale-") as name:
+            folder = Path(os.environ.get("SCALE_KEEP", name))
+            port = ports.free_port(HOST)
+            database = folder / f"{machines}.db"
+            command = server.command(server.find_binary(), database, HOST, port, None)
+            quiet = asyncio.subprocess.DEVNULL
+            process = await asyncio.create_subprocess_exec(*command, stdout=quiet, stderr=quiet)
+            try:
+                server.use(f"{HOST}:{port}")
+                client = await runtime.connect(PATIENCE_S)
+                async with benches(client, process.pid, folder, machines) as bench:
+                    found.append(await measure(bench, machines))
+                show(found[-1])
+            finally:
+                process.kill()
+                await process.wait()
+    return conclude(results(found))
+
+
+if __name__ == "__main__":
+    runtime.run_process(main([int(size) for size in sys.argv[1:]] or list(SIZES)))

@@ -1,0 +1,1 @@
+"""A model of machines, code versions and time, to try policies on ninety days in seconds."""

@@ -1,0 +1,416 @@
+"""One simulated incident: what `ResolveIncident` does, over a clock that is only counted up.
+
+Every decision is made by the functions that decide in production: what the evidence means, the next
+rung, who replays with whom, which version a rollback goes to. What stands here is their order and
+what it costs, as the workflow has it; a test runs one stream through both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from everstep.core import evidence, hang, ladder, memory, replay
+from everstep.core.memory import CodeVersion
+from everstep.core.model import Alert
+from everstep.core.orders import FROM_THE_BEGINNING
+from everstep.core.record import Climb, Finding, IncidentRecord, Mark, StackRecord
+from everstep.core.simulation import showing
+from everstep.core.simulation.agenda import Agenda, Rejoin
+from everstep.core.simulation.faults import REPLAY
+from everstep.core.simulation.world import Strike, World
+from everstep.core.suspicion import Trial, TrialOutcome
+from everstep.core.vocabulary import (
+    Check,
+    ClimbOutcome,
+    Mode,
+    Outcome,
+    Rung,
+    Spent,
+    Symptom,
+)
+
+
+@dataclass
+class Job:
+    """What a job keeps between two incidents.
+
+    Attributes:
+        world: The simulated cluster.
+        agenda: Machines that will join, and those that wait for a slot.
+        codes: Code versions, oldest first.
+        version: The one that runs.
+        evictions: When which machine was evicted.
+        attempt: Number of the newest attempt.
+        attempt_from: The step that it began from.
+    """
+
+    world: World
+    agenda: Agenda
+    codes: list[CodeVersion]
+    version: str
+    evictions: list[tuple[float, str]] = field(default_factory=list[tuple[float, str]])
+    attempt: int = 1
+    attempt_from: int = 0
+
+
+class Recovery:
+    """Takes a simulated job from an alert back to stable training.
+
+    Args:
+        job: The job; changed as the incident goes on.
+        number: Of the incident.
+        strike: What opened it.
+        alerts: What it was seen by.
+        now_s: When it opens.
+    """
+
+    def __init__(
+        self, job: Job, number: int, strike: Strike, alerts: Sequence[Alert], now_s: float
+    ) -> None:
+        self._job, self._world, self.now_s = job, job.world, now_s
+        self._setting = job.world.setting
+        self._strike: Strike | None = strike
+        self._alerts = list(alerts)
+        self._vacant: list[int] = []
+        self._lost: set[int] = set()
+        self._evicting: list[str] = []
+        self._tests: list[Rejoin] = []
+        self._updates = 0
+        first = min(alerts, key=lambda alert: alert.at_s)
+        self.record = IncidentRecord(
+            incident=number,
+            job="simulated",
+            opened_at_s=now_s,
+            fault_at_s=first.at_s,
+            outcome=Outcome.OPEN,
+            finding=Finding(first.symptom, (), (), False, first.detail),
+            attempt_before=job.attempt,
+            code_version=job.version,
+        )
+
+    def run(self) -> Strike | None:
+        """Climb until training is stable again.
+
+        Returns:
+            What the next incident is about, where this one was closed for it; else None.
+        """
+        while True:
+            self._mark_evidence()
+            before = self.record
+            finding = self._find()
+            if self._recovered() and not evidence.same_failure(finding, before.finding):
+                unseen = 0 if before.first_step_at_s is not None else _redone(before)
+                self._change(failed_step=before.failed_step, lost_steps=before.lost_steps + unseen)
+                return self._close(self._strike)
+            self._change(finding=finding, first_step_at_s=None)
+            self._climb(finding)
+            self._restart()
+            self._strike = self._probation()
+            if self._strike is None:
+                return self._close(self._settle_tests())
+            self._alerts = showing.alerts(self._world, self._world.notice())
+
+    # --- Evidence ---------------------------------------------------------------------------------
+
+    def _mark_evidence(self) -> None:
+        wishes = [a for a in self._alerts if a.symptom is Symptom.CODE_DATA_ADJUSTMENT]
+        self._updates = len(wishes)
+        self._mark(Spent.DETECT, min(alert.at_s for alert in self._alerts))
+        self._mark(Spent.LOCATE)
+        self.now_s += self._setting.evidence_window_s
+
+    def _find(self) -> Finding:
+        stacks = self._look() if hang.wants_stacks(self._alerts) else None
+        if self._world.stop():
+            times = self._setting.durations
+            self.now_s += self._world.restart_s("stop", times.stop, self._job.attempt)
+        exits = [alert.rank_exit for alert in self._alerts if alert.rank_exit is not None]
+        lost = self._names_of(Symptom.AGENT_LOST)
+        finding = hang.sharpened(evidence.classify(self._alerts, exits, sorted(lost)), stacks)
+        newest = self._world.newest_step()
+        self._change(failed_step=max(newest, self._world.kept_step()))
+        if newest > self._job.attempt_from:
+            self._job.codes = memory.proven(self._job.codes, self._job.version)
+        return finding
+
+    def _look(self) -> StackRecord:
+        """Both looks at ranks that hang."""
+        look = self._setting.durations.look
+        for number in range(2):
+            self.now_s += self._world.takes_s("look", look, number)
+        self.now_s += self._setting.stacks_apart_s
+        stacks = hang.stack_record(
+            showing.judged(self._world),
+            self._world.slots,
+            self._setting.layout,
+            self.now_s,
+            self._job.attempt,
+        )
+        self._change(stacks=(*self.record.stacks, stacks))
+        return stacks
+
+    def _names_of(self, symptom: Symptom) -> set[str]:
+        return {
+            alert.machine
+            for alert in self._alerts
+            if alert.symptom is symptom and alert.machine is not None
+        }
+
+    def _recovered(self) -> bool:
+        return self.record.first_step_at_s is not None
+
+    # --- The ladder -------------------------------------------------------------------------------
+
+    def _climb(self, finding: Finding) -> None:
+        approved = False
+        while True:
+            decision = self._decide(finding, approved)
+            if decision.mode is Mode.APPROVE:
+                self._ask()
+                approved = True
+            elif decision.mode is Mode.OBSERVE:
+                self._climbed(finding, decision, ClimbOutcome.OBSERVED)
+            elif decision.rung in (Rung.CHECKS, Rung.REPLAY):
+                approved = False
+                checks = decision.rung is Rung.CHECKS
+                outcome, machines = self._check(finding) if checks else self._replay()
+                self._climbed(finding, replace(decision, machines=machines), outcome)
+            else:
+                self._climbed(finding, decision, ClimbOutcome.DONE)
+                self._perform(finding, decision)
+                return
+
+    def _decide(self, finding: Finding, approved: bool) -> ladder.Decision:
+        setting, codes = self._setting, self._job.codes
+        unavailable = dict(setting.unavailable)
+        if memory.rollback_target(codes, self._job.version) is None:
+            unavailable[Rung.ROLLBACK] = "no earlier code version is known"
+        since_s = self.now_s - setting.window_s
+        running = memory.version_of(codes, self._job.version)
+        standing = ladder.Standing(
+            evicted_in_window=sum(1 for at_s, _ in self._job.evictions if at_s >= since_s),
+            code_proven=running is None or running.proven,
+            unavailable=unavailable,
+            approved=approved,
+            updates=self._updates,
+            returned=self.record.returned,
+        )
+        climbs = self.record.climbs
+        if setting.choices.retry_first and not climbs and not self._updates:
+            return ladder.Decision(Rung.REATTEMPT, (), "the policy tries again first")
+        return ladder.next_rung(finding, climbs, setting.policy, standing)
+
+    def _climbed(self, finding: Finding, decision: ladder.Decision, outcome: ClimbOutcome) -> None:
+        climb = Climb(
+            decision.rung,
+            decision.reason,
+            decision.machines,
+            self._job.attempt,
+            self.now_s,
+            outcome,
+            finding.symptom,
+            finding.machines,
+        )
+        self._change(climbs=(*self.record.climbs, climb))
+
+    def _ask(self) -> None:
+        """A person is called, finds the cause, mends it, and lets the incident go on."""
+        self._mark(Spent.HELD)
+        self.now_s += self._world.takes_s("person", self._setting.durations.person)
+        self._world.mend()
+        self._mark(Spent.LOCATE)
+
+    def _check(self, finding: Finding) -> tuple[ClimbOutcome, tuple[str, ...]]:
+        kinds = [Check.GPU, Check.MACHINE, Check.LINKS]
+        if finding.symptom is Symptom.NAN_VALUE:
+            kinds.append(Check.BITWISE)
+        occupied = [m for slot, m in enumerate(self._world.slots) if slot not in self._vacant]
+        for check in kinds:
+            meetings = ring_rounds(len(occupied)) if check is Check.LINKS else 1
+            self.now_s += sum(self._world.check_s(check, number) for number in range(meetings))
+            named = self._world.faulty(check, occupied)
+            if named:
+                return ClimbOutcome.FOUND, tuple(m for m in occupied if m in named)
+        return ClimbOutcome.PASSED, ()
+
+    def _replay(self) -> tuple[ClimbOutcome, tuple[str, ...]]:
+        slots, layout = self._world.slots, self._setting.layout
+        scheme = replay.scheme_for(layout, len(slots))
+        faulty = {slots.index(m) for m in self._world.faulty(REPLAY, slots)}
+        of_code = self._world.fails_everywhere()
+        rounds: list[list[Trial]] = []
+        while isinstance(wanted := replay.next_round(scheme, rounds), replay.Round):
+            times = self._setting.durations
+            self.now_s += self._world.takes_s("replay", times.replay_round, len(rounds))
+            failed, passed = TrialOutcome.FAILED, TrialOutcome.PASSED
+            rounds.append(
+                [
+                    Trial(group, failed if of_code or faulty & {*group.machines} else passed)
+                    for group in wanted.groups
+                ]
+            )
+        return _OUTCOMES[wanted.outcome], tuple(slots[number] for number in wanted.evict)
+
+    def _perform(self, finding: Finding, decision: ladder.Decision) -> None:
+        if decision.rung is Rung.EVICT:
+            self._evict(finding, decision)
+        elif decision.rung is Rung.ROLLBACK:
+            target = memory.rollback_target(self._job.codes, self._job.version)
+            assert target is not None  # noqa: S101 - else the rung had been unavailable
+            self._job.codes = memory.failed(self._job.codes, self._job.version, decision.reason)
+            self._job.version = target.version
+
+    def _evict(self, finding: Finding, decision: ladder.Decision) -> None:
+        apart: list[str] = []
+        for slot, machine in enumerate(self._world.slots):
+            if machine not in decision.machines or slot in self._vacant:
+                continue
+            if machine in finding.group_only and machine not in self.record.returned:
+                apart.append(machine)
+            else:
+                self._job.agenda.order(machine, self.now_s)
+            self._vacant.append(slot)
+            self._lost.add(slot)
+            self._job.evictions.append((self.now_s, machine))
+        self._change(evicted=(*self.record.evicted, *decision.machines))
+        if apart:
+            self._begin_tests(apart)
+
+    def _begin_tests(self, machines: Sequence[str]) -> None:
+        """Those that went for their group alone are tested while the job goes on without them."""
+        done_s, bad = self.now_s, set[str]()
+        links = [Check.LINKS] * (len(machines) > 1)
+        for check in (Check.GPU, Check.MACHINE, *links):
+            meetings = ring_rounds(len(machines)) if check is Check.LINKS else 1
+            done_s += sum(self._world.check_s(check, number) for number in range(meetings))
+            bad |= self._world.faulty(check, machines)
+        self._tests.append(Rejoin(done_s, tuple(machines), frozenset(bad)))
+
+    # --- The restart ------------------------------------------------------------------------------
+
+    def _restart(self) -> None:
+        job, world, times = self._job, self._world, self._setting.durations
+        slots = self._fill_slots()
+        step = world.kept_step()
+        if self._setting.backup.lost_with(self._setting.layout, self._lost):
+            self.now_s += world.takes_s("storage", times.restore_from_storage)
+            step = world.stored_step or FROM_THE_BEGINNING
+        self._mark(Spent.RESTART)
+        if self._updates:
+            self._updates = 0
+            job.version = world.wished_version
+            job.codes = memory.with_code(job.codes, CodeVersion(job.version, job.version))
+        if self._lost and step == world.kept_step():
+            self.now_s += world.restart_s("restore", times.restore, job.attempt)
+        self._change(attempt_after=job.attempt + 1, restored_step=step, code_version=job.version)
+        self.now_s += world.restart_s("start", times.start, job.attempt)
+        job.attempt, job.attempt_from, self._lost = job.attempt + 1, step, set()
+        world.begin(job.attempt, slots, job.version, step, self.now_s)
+        # Nothing strikes before the first step, unless the job's days are over.
+        self.now_s = seen_s = self.now_s + times.step_s
+        self._change(
+            first_step_at_s=seen_s, lost_steps=self.record.lost_steps + _redone(self.record)
+        )
+        job.codes = memory.proven(job.codes, job.version)
+
+    def _fill_slots(self) -> list[str]:
+        agenda, needed = self._job.agenda, len(self._vacant)
+        slots = list(self._world.slots)
+        if agenda.waiting_at(self.now_s) < needed:
+            self._tested_until(needed)
+        if agenda.waiting_at(self.now_s) < needed:
+            self._mark(Spent.HELD)
+            self.now_s = agenda.when(needed, self.now_s)
+            self._mark(Spent.LOCATE)
+        for slot in self._vacant:
+            slots[slot] = agenda.take(self.now_s)
+            self._change(replacements=(*self.record.replacements, slots[slot]))
+        self._vacant = []
+        return slots
+
+    def _tested_until(self, needed: int) -> None:
+        """Wait for tests to give machines back, before a person is called."""
+        agenda = self._job.agenda
+        for test in sorted(self._tests, key=lambda one: one.at_s):
+            enough_s = agenda.when(needed, self.now_s)
+            if enough_s <= test.at_s:
+                self.now_s = max(self.now_s, enough_s)
+                return
+            self.now_s = max(self.now_s, test.at_s)
+            self._tests.remove(test)
+            self._told(test)
+
+    def _told(self, test: Rejoin) -> None:
+        """A test is over: who passes waits for a slot again, who fails goes for good."""
+        for machine in test.machines:
+            if machine in test.failed:
+                self._job.agenda.order(machine, test.at_s)
+            else:
+                self._job.agenda.put(machine, test.at_s)
+                self._change(returned=(*self.record.returned, machine))
+
+    # --- The end ----------------------------------------------------------------------------------
+
+    def _probation(self) -> Strike | None:
+        """Stay until training is stable: None; or until it has failed again: what did that."""
+        record, setting = self.record, self._setting
+        goal = max(record.failed_step or 0, record.restored_step or 0) + setting.probation_steps
+        reached_s, strike = self._world.time_of(goal), self._world.strike
+        if reached_s is not None:
+            stable_s = max(reached_s, self.now_s + setting.probation_s)
+            if strike is None or stable_s < strike.alert_at_s:
+                self.now_s = stable_s
+                return None
+        if strike is None:
+            # The job's time is over before.
+            self.now_s += setting.probation_s
+            return None
+        self.now_s = strike.alert_at_s
+        return strike
+
+    def _settle_tests(self) -> Strike | None:
+        """Wait for all tests; what strikes before they are over cuts them off."""
+        strike = self._world.strike
+        for test in sorted(self._tests, key=lambda one: one.at_s):
+            if strike is not None and strike.alert_at_s <= test.at_s:
+                self.now_s = max(self.now_s, strike.alert_at_s)
+                return strike
+            self.now_s = max(self.now_s, test.at_s)
+            self._tests.remove(test)
+            self._told(test)
+        return None
+
+    def _close(self, strike: Strike | None) -> Strike | None:
+        for test in self._tests:
+            cut_off = test.at_s > self.now_s
+            failed = frozenset(test.machines) if cut_off else test.failed
+            self._told(Rejoin(min(test.at_s, self.now_s), test.machines, failed))
+        self._change(outcome=Outcome.RECOVERED, closed_at_s=self.now_s)
+        return strike
+
+    def _mark(self, spent: Spent, at_s: float | None = None) -> None:
+        mark = Mark(self.now_s if at_s is None else at_s, spent)
+        self._change(marks=(*self.record.marks, mark))
+
+    def _change(self, **fields: Any) -> None:
+        self.record = replace(self.record, **fields)
+
+
+_OUTCOMES = {
+    TrialOutcome.FAILED: ClimbOutcome.FOUND,
+    TrialOutcome.PASSED: ClimbOutcome.PASSED,
+    TrialOutcome.COULD_NOT_TELL: ClimbOutcome.COULD_NOT_TELL,
+}
+
+
+def ring_rounds(machines: int) -> int:
+    """In how many rounds every machine meets its neighbours; see `core.links`."""
+    if machines <= 2:
+        return machines - 1 if machines else 0
+    return 2 + machines % 2
+
+
+def _redone(record: IncidentRecord) -> int:
+    return max(0, (record.failed_step or 0) - (record.restored_step or 0))

@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from tests.unit.simulated import SPEC
+from typer.testing import CliRunner, Result
+
+from everstep.cli.simulate import simulate_command
+from everstep.core.errors import InputError
+from everstep.spec.load import read_spec
+from everstep.spec.load_simulation import load_durations, load_policy, load_stream
+from everstep.spec.simulation import StreamSpec
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "examples" / "simulation"
+RECORDED = {
+    "at_s": 5000.0, "symptom": "gpu_unavailable", "cause": "machine", "shows": "sensed",
+    "detection": "gpu", "slots": [3],
+}  # fmt: skip
+
+
+def run(tmp_path: Path, *options: str) -> Result:
+    path = tmp_path / "job.yaml"
+    path.write_text(SPEC.model_dump_json(exclude_none=True))
+    app = typer.Typer()
+    app.command()(simulate_command)
+    return CliRunner().invoke(app, [str(path), *options])
+
+
+def answer(tmp_path: Path, *options: str) -> Any:
+    result = run(tmp_path, "--json", *options)
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def complaint(tmp_path: Path, *options: str) -> str:
+    result = run(tmp_path, *options)
+    assert isinstance(result.exception, InputError), result.output
+    return str(result.exception)
+
+
+def recorded(tmp_path: Path, *lines: dict[str, Any]) -> str:
+    path = tmp_path / "faults.jsonl"
+    path.write_text("\n".join(json.dumps(line) for line in lines))
+    return str(path)
+
+
+def test_policies_are_held_against_each_other_on_the_same_faults(tmp_path: Path) -> None:
+    policy = EXAMPLES / "policies" / "requeue.yaml"
+    options = ("--days", "90", "--seeds", "3", "--policy", str(policy))
+    found = answer(tmp_path, *options)["policies"]
+    assert list(found) == ["everstep", "restart all, requeue"]
+    own, other = found["everstep"], found["restart all, requeue"]
+    assert len(own["seeds"]) == 3
+    assert own["ettr"]["low"] > other["ettr"]["high"]
+    assert other["ahead_of_it"]["low"] > 0
+    assert answer(tmp_path, *options)["policies"] == found, "to the digit"
+
+
+def test_everything_is_shown_to_a_person(tmp_path: Path) -> None:
+    policy = str(EXAMPLES / "policies" / "stress_test.yaml")
+    shown = run(tmp_path, "--days", "60", "--policy", policy).stdout
+    for title in (
+        "ETTR", "Table 4", "Table 6", "What resolved incidents", "Where the time went",
+        "Seconds lost a day, by symptom", "* so far, . last hour",
+    ):  # fmt: skip
+        assert title in shown
+
+
+def test_page_has_the_curve_and_the_tables(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    run(tmp_path, "--days", "30", "--html", str(page))
+    text = page.read_text()
+    assert "<polyline" in text
+    assert "Table 6, in seconds" in text
+
+
+def test_recorded_faults_happen_as_they_did(tmp_path: Path) -> None:
+    stream = recorded(tmp_path, RECORDED, {**RECORDED, "at_s": 9000.0, "slots": [7]})
+    found = answer(tmp_path, "--stream", stream, "--days", "1")["policies"]["everstep"]["seeds"][0]
+    assert found["right_evictions"] == 2
+    assert found["symptoms"]["gpu_unavailable"]["incidents"] == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"slots": [99]}, "fault 1 is at slot 99 of 16. Give slots from 0 to 15"),
+        ({"symptom": "gpu"}, "'gpu' is none. Known are: cuda_error"),
+        ({"detection": "luck"}, "there is no detection time 'luck'. Known are: gpu"),
+        ({"cause": "fate"}, "cause: 'fate' is none of"),
+        ({"at_s": -1}, "at_s: -1 must be at least 0"),
+    ],
+)
+def test_wrong_faults_are_told_by_their_line_and_field(
+    tmp_path: Path, change: dict[str, Any], told: str
+) -> None:
+    stream = recorded(tmp_path, {**RECORDED, **change})
+    assert told in complaint(tmp_path, "--stream", stream)
+
+
+def test_wrong_order_and_no_json_are_told_by_their_line(tmp_path: Path) -> None:
+    stream = recorded(tmp_path, RECORDED, {**RECORDED, "at_s": 1.0})
+    assert "line 2: comes before the line above" in complaint(tmp_path, "--stream", stream)
+    Path(stream).write_text("{")
+    assert "line 1: is not JSON" in complaint(tmp_path, "--stream", stream)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("--days", "0"), "--days: 0 is out of range"),
+        (("--seeds", "0"), "--seeds: 0 is too few"),
+        (("--stream", "nowhere.yaml"), "nowhere.yaml: there is no such file"),
+        (("--durations", "nowhere.yaml"), "nowhere.yaml: there is no such file"),
+    ],
+)
+def test_wrong_options_are_told(tmp_path: Path, options: tuple[str, ...], told: str) -> None:
+    assert told in complaint(tmp_path, *options)
+
+
+def test_two_policies_of_one_name_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "policy.yaml"
+    path.write_text("name: everstep\n")
+    assert "two policies have one name" in complaint(tmp_path, "--policy", str(path))
+    path.write_text("name: x\nmethod: luck\n")
+    assert "method: 'luck' is none of" in complaint(tmp_path, "--policy", str(path))
+
+
+def test_presets_and_examples_can_be_read() -> None:
+    stream = load_stream("paper")
+    assert isinstance(stream, StreamSpec)
+    assert sum(way.weight for way in stream.ways) == 55_365, "the total of Table 1"
+    assert stream.every_s(1200) == pytest.approx(2.78 * 3600)
+    for name in ("paper", "measured"):
+        assert load_durations(name).step_s == 9.7
+    assert read_spec(EXAMPLES / "job.yaml").machines == 1200
+    names = {load_policy(path).name for path in (EXAMPLES / "policies").iterdir()}
+    assert len(names) == len(list((EXAMPLES / "policies").iterdir()))
+
+
+def test_paper_preset_keeps_the_counts_of_table_1() -> None:
+    stream = load_stream("paper")
+    assert isinstance(stream, StreamSpec)
+    counts: dict[str, float] = {}
+    for way in stream.ways:
+        counts[way.symptom] = counts.get(way.symptom, 0) + way.weight
+    assert counts["cuda_error"] == 19_968
+    assert counts["job_hang"] == 5_506
+    assert counts["infiniband_error"] == 1_599
+    assert counts["nan_value"] == 148
+    assert counts["code_data_adjustment"] == 9_582

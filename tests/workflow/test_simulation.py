@@ -1,0 +1,144 @@
+"""One stream through both engines: the counted clock, and the real workflows on a server's.
+
+The server's clock runs on by the time that workflows and activities really take, so durations agree
+to within the time of the whole run; all parts of the model take far longer.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from everstep.core.record import IncidentRecord
+from everstep.core.simulation.chance import Spread
+from everstep.core.simulation.engine import Met, Run, simulate
+from everstep.core.simulation.faults import Cause, Fault, Shows
+from everstep.core.simulation.figures import figures
+from everstep.core.simulation.setting import Setting
+from everstep.core.vocabulary import Check, Symptom
+from everstep.spec.simulation import spec_of_one_rank_a_machine
+from everstep.workers.simulation.run import Given, simulate as simulate_with_workflows
+from tests.unit.simulated import DURATIONS, SPEC, fault, setting_of
+
+HOUR_S = 3603.0
+"""No multiple of a step: which step is under way must not hang on a millisecond."""
+
+LONG = replace(
+    DURATIONS,
+    stop=Spread.fixed(300.0),
+    look=Spread.fixed(150.0),
+    check={
+        Check.GPU: Spread.fixed(250.0),
+        Check.MACHINE: Spread.fixed(240.0),
+        Check.LINKS: Spread.fixed(230.0),
+        Check.BITWISE: Spread.fixed(260.0),
+    },
+    replay_round=Spread.fixed(2000.0),
+    restore=Spread.fixed(200.0),
+    start=Spread.fixed(1500.0),
+    join=Spread.fixed(5000.0),
+)
+
+SEVERAL = (
+    fault(1 * HOUR_S, number=1, slots=(3,)),
+    fault(
+        3 * HOUR_S, Shows.HANG, symptom=Symptom.JOB_HANG, detection="hang", slots=(5,),
+        found_by=("gpu",), by_group=True, number=2,
+    ),
+    fault(
+        7 * HOUR_S, Shows.WISH, Cause.WISH, Symptom.CODE_DATA_ADJUSTMENT, detection="wish",
+        number=3,
+    ),
+    fault(
+        9 * HOUR_S, Shows.WORDS, symptom=Symptom.CUDA_ERROR, detection="crash", slots=(6,),
+        words="RuntimeError: CUDA error: unspecified launch failure", found_by=("replay",),
+        number=4,
+    ),
+)  # fmt: skip
+
+MORE = (
+    fault(
+        1 * HOUR_S, Shows.NAN, symptom=Symptom.NAN_VALUE, detection="nan", slots=(1,),
+        found_by=("bitwise",), number=1,
+    ),
+    fault(3 * HOUR_S, Shows.KILLED, Cause.PASSING, Symptom.CPU_OVERLOAD, "crash", number=2),
+    fault(
+        5 * HOUR_S, Shows.HANG, symptom=Symptom.JOB_HANG, detection="hang", slots=(4,),
+        by_group=True, returns_s=20.0, number=3,
+    ),
+    fault(10 * HOUR_S, Shows.LOST, slots=(0, 9), number=4),
+    fault(
+        13 * HOUR_S, Shows.WORDS, Cause.CODE, Symptom.CUDA_ERROR, "crash", number=5,
+        words="torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB",
+    ),
+    fault(
+        15 * HOUR_S, Shows.SLOW, symptom=Symptom.MFU_DECLINE, detection="slow", slots=(7,),
+        by_group=True, number=6,
+    ),
+)  # fmt: skip
+
+
+def setting() -> Setting:
+    return replace(setting_of(), durations=LONG)
+
+
+async def with_workflows(faults: Sequence[Fault], kills: int = 0) -> tuple[Run, float]:
+    """The run, and the real time that it took."""
+    began_s = time.monotonic()
+    given = Given(spec_of_one_rank_a_machine(SPEC), machines_per_batch=8, kills=kills)
+    run = await simulate_with_workflows(setting(), faults, given)
+    return run, time.monotonic() - began_s
+
+
+def hold_against(counted: Run, real: Run, most_s: float) -> None:
+    """Both engines did the same, at the same times."""
+    assert len(counted.met) == len(real.met)
+    for one, other in zip(counted.met, real.met, strict=True):
+        _hold_against(one, other, most_s)
+    mine, theirs = figures(counted), figures(real)
+    assert mine.shares == theirs.shares
+    assert mine.table_4 == theirs.table_4
+    for figure in ("false_evictions", "right_evictions", "returned", "missed", "standbys_used"):
+        assert getattr(mine, figure) == getattr(theirs, figure), figure
+    assert mine.ettr == pytest.approx(theirs.ettr, abs=2 * most_s / counted.to_s)
+
+
+def _hold_against(one: Met, other: Met, most_s: float) -> None:
+    mine, theirs = one.record, other.record
+    told = "\n".join(entry.text for entry in theirs.timeline)
+    assert _done(mine) == _done(theirs), told
+    assert one.fault == other.fault
+    step = (mine.restored_step or 0) - (theirs.restored_step or 0)
+    assert abs(step) <= most_s / LONG.step_s, told
+    assert abs(mine.lost_steps - theirs.lost_steps) <= 1, told
+    for was, really in zip(_times(mine), _times(theirs), strict=True):
+        assert really == pytest.approx(was, abs=most_s), told
+
+
+def _done(record: IncidentRecord) -> object:
+    rungs = [(climb.rung, climb.outcome, climb.machines) for climb in record.climbs]
+    return rungs, record.evicted, record.replacements, record.returned, record.code_version
+
+
+def _times(record: IncidentRecord) -> list[float]:
+    ends = [at_s for at_s in (record.first_step_at_s, record.closed_at_s) if at_s is not None]
+    marks = [mark.at_s for mark in record.marks]
+    return [record.fault_at_s, *(climb.at_s for climb in record.climbs), *marks, *ends]
+
+
+@pytest.mark.server
+@pytest.mark.slow
+async def test_both_engines_do_the_same_though_controllers_are_killed() -> None:
+    real, took_s = await with_workflows(SEVERAL, kills=2)
+    hold_against(simulate(setting(), SEVERAL), real, took_s)
+
+
+@pytest.mark.soak
+@pytest.mark.server
+@pytest.mark.parametrize("kills", [0, 6])
+async def test_both_engines_do_the_same_about_everything_else(kills: int) -> None:
+    real, took_s = await with_workflows(MORE, kills)
+    hold_against(simulate(setting(), MORE), real, took_s)

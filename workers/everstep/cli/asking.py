@@ -1,0 +1,64 @@
+"""Asking a workflow for what it may refuse: its refusal becomes a message and an exit code."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from temporalio.client import WorkflowUpdateFailedError
+from temporalio.exceptions import ApplicationError
+from temporalio.service import RPCError, RPCStatusCode
+
+from everstep.core.errors import EverstepError, InputError, TransientError
+
+PATIENCE_S = 10.0
+"""How long a server may take to answer at all."""
+
+T = TypeVar("T")
+
+
+class RefusedError(InputError):
+    """What was asked for is not possible as things stand.
+
+    Args:
+        said: What the workflow says.
+    """
+
+    def __init__(self, said: str) -> None:
+        super().__init__("", said, "")
+        self.args = (said,)
+
+    def __str__(self) -> str:
+        return f"refused: {self.what}"
+
+
+def ask(asking: Coroutine[Any, Any, T], over: EverstepError) -> T:
+    """Run a conversation with a workflow.
+
+    Args:
+        asking: It; executes updates.
+        over: What to raise when the workflow has ended.
+
+    Raises:
+        RefusedError: The workflow refuses.
+        TransientError: The workflow could not tell.
+    """
+    try:
+        return asyncio.run(asking)
+    except WorkflowUpdateFailedError as error:
+        raise _refusal(error) from error
+    except RPCError as error:
+        if error.status is RPCStatusCode.NOT_FOUND:
+            raise over from error
+        raise
+
+
+def _refusal(error: WorkflowUpdateFailedError) -> EverstepError:
+    cause = error.cause
+    said = cause.message if isinstance(cause, ApplicationError) else str(cause)
+    if isinstance(cause, ApplicationError) and cause.type == TransientError.__name__:
+        return TransientError(said)
+    if isinstance(cause, ApplicationError) and cause.type == "AcceptedUpdateCompletedWorkflow":
+        return TransientError(f"it ended before it answered: {said}")
+    return RefusedError(said)

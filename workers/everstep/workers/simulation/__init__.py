@@ -1,0 +1,1 @@
+"""A simulated cluster behind the real workflows, on a server that skips time."""

@@ -1,0 +1,380 @@
+"""The simulated cluster as the real workflows see it: every activity, answered from the model.
+
+One object plays all agents, the analyzer, the scheduler, the archive, and persons. It has no clock
+but the server's, by which activities are told when they were scheduled and when they began. What
+takes time is waited for by the workflow that asked (`OrderSimulated`), or tried again when it is
+done: a server passes over the time until then, as nothing runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+
+from temporalio import activity
+from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
+
+from everstep.core.hang import JudgedStacks
+from everstep.core.model import Alert, MachineInfo, StepSeen
+from everstep.core.orders import (
+    CheckOrder,
+    CheckResult,
+    MachineReport,
+    PrepareOrder,
+    PrepareReport,
+    RestoreOrder,
+    RestoreReport,
+    StartOrder,
+    StartReport,
+    StopOrder,
+    StorageReport,
+    StoredCheckpoint,
+    TraceOrder,
+    TraceReport,
+)
+from everstep.core.record import IncidentRecord
+from everstep.core.simulation import showing
+from everstep.core.simulation.faults import DAY_S, Shows
+from everstep.core.simulation.world import Strike, World
+from everstep.core.trial import ReplayOrder, ReplayReport
+from everstep.core.vocabulary import Outcome
+from everstep.workers.simulation.machines import CODE, Machines, info_of
+from everstep.workflows.batches import MachineOrders
+from everstep.workflows.messages import (
+    Approval,
+    AwaitStep,
+    EvictOrder,
+    JudgeOrder,
+    PageOrder,
+    UpdateRequest,
+)
+from everstep.workflows.ports import (
+    AnalysisPort,
+    ArchivePort,
+    CheckPort,
+    ClusterPort,
+    MachinePort,
+    NotifyPort,
+    StackPort,
+    TracePort,
+)
+from everstep.workflows.simulated import Answered, SimulationPort
+
+NEVER_S = 30 * DAY_S
+"""When to ask again for a step that will not be made: whoever waits gives up before."""
+
+CLOSE_S = 0.002
+"""Two clocks that tell one moment agree to the millisecond."""
+
+MOST_DELAY_S = 0.3
+"""Real time after an answer within which a controller is killed that is to be."""
+
+MISSING = "missing for slot"
+"""How an incident says that it waits for a machine, and for no person."""
+
+
+@dataclass
+class Signals:
+    """How what happens reaches the workflows.
+
+    Attributes:
+        alerts: To the job.
+        update: A person's wish, to the job.
+        joined: A machine, to the job.
+        approve: A person's word, to the incident of this number.
+        changed: To fate: something may be due sooner.
+    """
+
+    alerts: Callable[[list[Alert]], Awaitable[None]]
+    update: Callable[[UpdateRequest], Awaitable[None]]
+    joined: Callable[[MachineInfo], Awaitable[None]]
+    approve: Callable[[int, Approval], Awaitable[None]]
+    changed: Callable[[], Awaitable[None]]
+
+
+@dataclass(order=True)
+class _Event:
+    at_s: float
+    number: int
+    happen: Callable[[], Awaitable[None]] = field(compare=False)
+
+
+class SimulatedCluster(
+    SimulationPort,
+    MachinePort,
+    CheckPort,
+    TracePort,
+    StackPort,
+    ClusterPort,
+    AnalysisPort,
+    ArchivePort,
+    NotifyPort,
+):
+    """All that the workflows of one job talk to. Nothing here beats: nothing here waits.
+
+    Args:
+        world: The model.
+        signals: How what happens reaches them.
+        progress: Is told how much of the job's time is over, 0 to 1.
+    """
+
+    def __init__(self, world: World, signals: Signals, progress: Callable[[float], None]) -> None:
+        self.world = world
+        self.records: dict[int, IncidentRecord] = {}
+        self.missed: set[int] = set()
+        self.from_s = 0.0
+        self._signals, self._progress = signals, progress
+        self._disturb: Callable[[], None] | None = None
+        self._disturbed: list[int] = []
+        self._machines = Machines(world)
+        self._events: list[_Event] = []
+        self._numbers = itertools.count()
+        self._evicted: set[tuple[str, int]] = set()
+        self._asked: set[tuple[int, int]] = set()
+
+    def activities(self) -> list[Callable[..., Any]]:
+        """All of them, for a worker."""
+        return [
+            self.let_happen, self.answer, self.stop, self.restore, self.look_at_storage, self.start,
+            self.prepare, self.check, self.replay, self.trace, self.judge, self.await_step,
+            self.evict, self.save_incident, self.page,
+        ]  # fmt: skip
+
+    def disturb(self, kill: Callable[[], None], times: int, faults: int) -> None:
+        """Kill something in the middle of incidents, spread over the whole run.
+
+        Args:
+            kill: What to do.
+            times: How often.
+            faults: How many are to be expected.
+        """
+        self._disturb = kill
+        self._disturbed = [1 + number * faults // max(1, times) for number in range(times)]
+
+    # --- What happens -----------------------------------------------------------------------------
+
+    @activity.defn(name="simulation.let_happen")
+    async def let_happen(self) -> float | None:
+        """Let happen what is due.
+
+        Effect: signals to the job and its incident.
+        Idempotent by: what has happened is off the list; the job drops alerts that it has seen.
+        Heartbeats: no.
+        Gives up when: never.
+        """
+        if not self.from_s:
+            self.from_s = _of(activity.info().started_time)
+        now_s, end_s = self._now_s(), self.world.setting.days * DAY_S
+        self._progress(min(1.0, now_s / end_s))
+        while self._events and self._events[0].at_s <= now_s + CLOSE_S:
+            event = heapq.heappop(self._events)
+            try:
+                await event.happen()
+            except BaseException:
+                heapq.heappush(self._events, event)
+                raise
+        if now_s >= end_s - CLOSE_S:
+            return None
+        return self.from_s + min([end_s, *(event.at_s for event in self._events[:1])])
+
+    def _at(self, at_s: float, happen: Callable[[], Awaitable[None]]) -> None:
+        heapq.heappush(self._events, _Event(at_s, next(self._numbers), happen))
+
+    async def _notice(self, strike: Strike) -> None:
+        self.world.notice()
+        self._machines.noticed()
+        if strike.trouble.fault.shows is Shows.WISH:
+            directory = f"{CODE}{self.world.wished_version}"
+            await self._signals.update(UpdateRequest("simulated", directory, urgent=True))
+        else:
+            await self._signals.alerts(showing.alerts(self.world, strike, self.from_s))
+
+    # --- Orders to machines -----------------------------------------------------------------------
+
+    @activity.defn(name="simulation.answer")
+    async def answer(self, batch: MachineOrders) -> Answered:
+        """Carry out the orders of a batch.
+
+        Effect: the model's ranks stop or start.
+        Idempotent by: attempt and machine, as with real machines.
+        Heartbeats: no.
+        Gives up when: never.
+        """
+        if self._disturb is not None and len(self.world.struck) in self._disturbed:
+            self._disturbed.remove(len(self.world.struck))
+            # In the middle of what the answer leads to.
+            after_s = MOST_DELAY_S * (len(self._disturbed) % 10) / 10
+            asyncio.get_running_loop().call_later(after_s, self._disturb)
+        reports, ready_s = self._machines.answer(batch, self._ordered_s())
+        if batch.start:
+            await self._begin(batch.start[0], ready_s)
+        return Answered(reports, ready_s + self.from_s)
+
+    async def _begin(self, order: StartOrder, at_s: float) -> None:
+        """When the last machine has been ordered, it is known how the attempt will fail."""
+        if not self._machines.begins(order.attempt):
+            return
+        self._machines.begin(order, at_s)
+        strike = self.world.strike
+        if strike is not None:
+            self._at(strike.alert_at_s, lambda: self._notice(strike))
+        await self._signals.changed()
+
+    @activity.defn(name="machine.stop")
+    async def stop(self, order: StopOrder) -> MachineReport:
+        """As `answer`, for one machine; tried again when it is done."""
+        self._unless_past(self._machines.stop(order, self._ordered_s()))
+        return self._machines.stopped(_machine())
+
+    @activity.defn(name="machine.restore")
+    async def restore(self, order: RestoreOrder) -> RestoreReport:
+        """As `answer`, for one machine; tried again when it is done."""
+        self._unless_past(self._ordered_s() + self._machines.restore_s(order))
+        return self._machines.restored(_machine(), order)
+
+    @activity.defn(name="machine.look_at_storage")
+    async def look_at_storage(self) -> StorageReport:
+        """See what the model has saved; takes no time."""
+        step, setting = self.world.stored_step, self.world.setting
+        layout = setting.layout
+        if not step:
+            return StorageReport(_machine(), ())
+        sizes = ",".join(f"{kind}={layout.sizes[kind]}" for kind in layout.order)
+        text = f"{sizes};order={'-'.join(layout.order)}"
+        stored = StoredCheckpoint(f"step-{step}", step, 1, "simulated", 0.0, text, 1)
+        return StorageReport(_machine(), (stored,))
+
+    @activity.defn(name="machine.start")
+    async def start(self, order: StartOrder) -> StartReport:
+        """As `answer`, for one machine; tried again when it is done."""
+        report = self._machines.started(_machine(), order)
+        ready_s = self._ordered_s() + self._machines.start_s(order)
+        await self._begin(order, ready_s)
+        self._unless_past(ready_s)
+        return report
+
+    @activity.defn(name="machine.prepare")
+    async def prepare(self, order: PrepareOrder) -> PrepareReport:
+        """As `answer`, for one machine."""
+        return self._machines.prepared(_machine(), order)
+
+    @activity.defn(name="machine.check")
+    async def check(self, order: CheckOrder) -> CheckResult:
+        """As `answer`, for one machine; tried again when it is done."""
+        self._unless_past(self._ordered_s() + self._machines.check_s(order))
+        return self._machines.checked(_machine(), order)
+
+    @activity.defn(name="machine.replay")
+    async def replay(self, order: ReplayOrder) -> ReplayReport:
+        """As `answer`, for one machine; tried again when it is done."""
+        self._unless_past(self._machines.replayed_s(self._ordered_s()))
+        return self._machines.replayed(_machine(), order)
+
+    @activity.defn(name="machine.trace")
+    async def trace(self, order: TraceOrder) -> TraceReport:
+        """As `answer`, for one machine; tried again when it is done."""
+        self._unless_past(self._machines.looked_s(self._ordered_s()))
+        return self._machines.traced(_machine(), order, self._now_s())
+
+    # --- Everything else --------------------------------------------------------------------------
+
+    @activity.defn(name="stacks.judge")
+    async def judge(self, order: JudgeOrder) -> JudgedStacks:
+        """Say what the stacks would come to."""
+        return showing.judged(self.world)
+
+    @activity.defn(name="analysis.await_step")
+    async def await_step(self, wanted: AwaitStep) -> StepSeen:
+        """Wait for a step, by being tried again when it is there.
+
+        Effect: none.
+        Idempotent by: only asking.
+        Heartbeats: no.
+        Gives up when: the caller's time-out ends.
+        """
+        at_s = self.world.time_of(wanted.step)
+        self._unless_past(self._now_s() + NEVER_S if at_s is None else at_s)
+        return StepSeen(wanted.attempt, wanted.step, (at_s or 0.0) + self.from_s)
+
+    @activity.defn(name="cluster.evict")
+    async def evict(self, order: EvictOrder) -> None:
+        """Take a machine out; another one will join.
+
+        Effect: a machine is on its way.
+        Idempotent by: machine and incident.
+        Heartbeats: no.
+        Gives up when: never.
+        """
+        key = order.machine.machine, order.incident
+        if key in self._evicted:
+            return
+        self._evicted.add(key)
+        name, after_s = self.world.replacement(order.machine.machine)
+        joins_s = self._now_s() + after_s
+        info = info_of(name, joins_s + self.from_s)
+        self._at(joins_s, lambda: self._signals.joined(info))
+        await self._signals.changed()
+
+    @activity.defn(name="archive.save_incident")
+    async def save_incident(self, record: IncidentRecord) -> None:
+        """Keep the record; a held one calls a person.
+
+        Effect: the record is kept, and a person is on the way.
+        Idempotent by: the incident, and how far it has climbed.
+        Heartbeats: no.
+        Gives up when: never.
+        """
+        self.records[record.incident] = record
+        if record.outcome is Outcome.RECOVERED and self.world.is_in_job():
+            self.missed.add(record.incident)
+        key = record.incident, len(record.marks)
+        if record.outcome is not Outcome.HELD or MISSING in record.missing or key in self._asked:
+            return
+        self._asked.add(key)
+        person = self.world.setting.durations.person
+        answers_s = self._now_s() + self.world.takes_s("person", person)
+        self._at(answers_s, lambda: self._answer(record.incident))
+        await self._signals.changed()
+
+    async def _answer(self, incident: int) -> None:
+        """A person has mended it, and lets the incident go on."""
+        self.world.mend()
+        await self._signals.approve(incident, Approval("simulated"))
+
+    @activity.defn(name="notify.page")
+    async def page(self, order: PageOrder) -> None:
+        """Nobody is called but by what holds the incident."""
+
+    # --- Time -------------------------------------------------------------------------------------
+
+    def _now_s(self) -> float:
+        return _of(activity.info().started_time) - self.from_s
+
+    def _ordered_s(self) -> float:
+        """When the order was given, however often it is tried."""
+        return _of(activity.info().scheduled_time) - self.from_s
+
+    def _unless_past(self, ready_s: float) -> None:
+        left_s = ready_s - self._now_s()
+        if left_s > CLOSE_S:
+            delay = timedelta(seconds=left_s)
+            raise ApplicationError(
+                "not yet",
+                type="NotYet",
+                next_retry_delay=delay,
+                category=ApplicationErrorCategory.BENIGN,
+            )
+
+
+def _machine() -> str:
+    """Whose order it is, as `redirect` tells."""
+    return activity.info().activity_id.partition("/")[0]
+
+
+def _of(moment: datetime) -> float:
+    return moment.timestamp()

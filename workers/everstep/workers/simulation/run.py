@@ -1,0 +1,219 @@
+"""A simulated run through the real workflows: server, controller, cluster, and what came of it."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass, replace
+
+from temporalio.client import Client, WorkflowHandle
+from temporalio.service import RPCError
+from temporalio.worker import Worker
+
+from everstep.core import names
+from everstep.core.record import IncidentRecord
+from everstep.core.simulation.engine import EARLIER, FIRST_VERSION, Met, Run
+from everstep.core.simulation.faults import DAY_S, Fault
+from everstep.core.simulation.setting import Setting
+from everstep.core.simulation.world import Strike, World
+from everstep.spec.job import JobSpec
+from everstep.workers.simulation.cluster import Signals, SimulatedCluster
+from everstep.workers.simulation.machines import CODE, info_of
+from everstep.workers.simulation.redirect import SUFFIX
+from everstep.workers.simulation.server import let_time_pass, skipping
+from everstep.workflows import options, story
+from everstep.workflows.incident import ResolveIncident
+from everstep.workflows.job import RunJob
+from everstep.workflows.messages import Approval, JobInput, JobResult, JobState
+from everstep.workflows.simulated import SimulateFate
+
+MACHINES_PER_BATCH = 600
+"""Six times that of production: a child workflow costs the same whatever its batch, and no history
+comes near a limit when the machines of a batch leave nothing in it."""
+
+STOPS_WITHIN_S = 10.0
+
+
+class Controllers:
+    """One controller at a time, in a process of its own.
+
+    Args:
+        address: The server's.
+        queue: The controllers' queue.
+    """
+
+    def __init__(self, address: str, queue: str) -> None:
+        self._command = [sys.executable, "-m", "everstep.workers.simulation.controller"]
+        self._command += [address, queue]
+        self._process: subprocess.Popen[bytes] | None = None
+        self.killed = 0
+
+    def start(self) -> None:
+        """Start one."""
+        self._process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL)
+
+    def kill(self) -> None:
+        """Kill it without notice, and start another one, which knows nothing."""
+        assert self._process is not None  # noqa: S101 - it was started
+        self._process.kill()
+        self._process.wait()
+        self.killed += 1
+        self.start()
+
+    def stop(self) -> None:
+        """End it."""
+        if self._process is not None:
+            self._process.terminate()
+            try:
+                self._process.wait(STOPS_WITHIN_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What a run through the workflows is given beside its setting.
+
+    Attributes:
+        spec: The job.
+        machines_per_batch: How many machines one workflow orders by itself.
+        kills: How often its controller is killed.
+        progress: Is told how much of it is done, 0 to 1.
+    """
+
+    spec: JobSpec
+    machines_per_batch: int = MACHINES_PER_BATCH
+    kills: int = 0
+    progress: Callable[[float], None] | None = None
+
+
+async def simulate(setting: Setting, faults: Sequence[Fault], given: Given) -> Run:
+    """Run a job to the end of its days, by the workflows that run in production.
+
+    Raises:
+        InputError: The time-skipping server is not installed.
+        TransientError: It does not answer.
+    """
+    queue = f"{names.CONTROLLER_QUEUE}.simulated"
+    world = World(setting, faults)
+    async with skipping() as client, _controlled(client, queue) as controllers:
+        cluster = _cluster(client, world, given)
+        cluster.disturb(controllers.kill, given.kills, len(faults))
+        async with Worker(
+            client,
+            task_queue=queue + SUFFIX,
+            activities=cluster.activities(),
+            max_concurrent_activities=8,
+        ):
+            fate = await client.start_workflow(
+                SimulateFate.run, id=_fate(given.spec), task_queue=queue
+            )
+            job = await _start_job(client, queue, world, given)
+            await let_time_pass(client)
+            await fate.result()
+            with contextlib.suppress(RPCError):
+                await job.terminate("its days are over")
+    return _run(cluster, setting)
+
+
+@contextlib.asynccontextmanager
+async def _controlled(client: Client, queue: str) -> AsyncGenerator[Controllers]:
+    controllers = Controllers(client.service_client.config.target_host, queue)
+    controllers.start()
+    try:
+        yield controllers
+    finally:
+        controllers.stop()
+
+
+def _cluster(client: Client, world: World, given: Given) -> SimulatedCluster:
+    job = client.get_workflow_handle(names.job_workflow_id(given.spec.name))
+    fate = client.get_workflow_handle(_fate(given.spec))
+
+    async def approve(incident: int, word: Approval) -> None:
+        identifier = names.incident_workflow_id(given.spec.name, incident)
+        await client.get_workflow_handle(identifier).signal(ResolveIncident.approve, word)
+
+    async def changed() -> None:
+        await fate.signal(SimulateFate.changed)
+
+    signals = Signals(
+        alerts=lambda alerts: job.signal(RunJob.report_alerts, alerts),
+        update=lambda request: job.signal(RunJob.push_update, request),
+        joined=lambda machine: job.signal(RunJob.machine_joined, machine),
+        approve=approve,
+        changed=changed,
+    )
+    return SimulatedCluster(world, signals, given.progress or (lambda _: None))
+
+
+async def _start_job(
+    client: Client, queue: str, world: World, given: Given
+) -> WorkflowHandle[RunJob, JobResult]:
+    spec = given.spec
+    codes = tuple(replace(code, directory=f"{CODE}{code.version}") for code in EARLIER)
+    job = JobInput(
+        spec,
+        FIRST_VERSION,
+        f"{CODE}{FIRST_VERSION}",
+        earlier_code=codes,
+        machines_per_batch=given.machines_per_batch,
+    )
+    pool = [info_of(machine) for machine in world.first_machines()]
+    return await client.start_workflow(
+        RunJob.run,
+        args=[job, JobState(pool=pool)],
+        id=names.job_workflow_id(spec.name),
+        task_queue=queue,
+        task_timeout=options.WORKFLOW_TASK_TIMEOUT,
+        search_attributes=story.job_attributes(spec.name),
+    )
+
+
+def _fate(spec: JobSpec) -> str:
+    return f"simulation/{spec.name}"
+
+
+def _run(cluster: SimulatedCluster, setting: Setting) -> Run:
+    world, end_s = cluster.world, setting.days * DAY_S
+    world.stop()
+    records = [since(cluster.records[n], cluster.from_s) for n in sorted(cluster.records)]
+    return Run(
+        setting=setting,
+        met=tuple(Met(record, _strike_of(record, world.struck)) for record in records),
+        steps=tuple(seen for seen in world.steps if seen.at_s <= end_s),
+        guilty=frozenset(world.guilty),
+        missed=len(cluster.missed),
+        to_s=end_s,
+    )
+
+
+def since(record: IncidentRecord, from_s: float) -> IncidentRecord:
+    """The record with its times in seconds since the job's begin.
+
+    Args:
+        record: As the workflow made it.
+        from_s: The job's begin, Unix seconds.
+    """
+
+    def then(at_s: float | None) -> float | None:
+        return None if at_s is None else at_s - from_s
+
+    return replace(
+        record,
+        opened_at_s=record.opened_at_s - from_s,
+        fault_at_s=record.fault_at_s - from_s,
+        first_step_at_s=then(record.first_step_at_s),
+        closed_at_s=then(record.closed_at_s),
+        climbs=tuple(replace(one, at_s=one.at_s - from_s) for one in record.climbs),
+        marks=tuple(replace(one, at_s=one.at_s - from_s) for one in record.marks),
+        timeline=tuple(replace(one, at_s=one.at_s - from_s) for one in record.timeline),
+    )
+
+
+def _strike_of(record: IncidentRecord, struck: Sequence[Strike]) -> Strike:
+    """What opened an incident: the strike that was noticed when it says that it was."""
+    return min(struck, key=lambda strike: abs(strike.alert_at_s - record.fault_at_s))
