@@ -53,11 +53,11 @@ async def test_a_job_on_pods_loses_a_node_and_a_pod_and_is_changed(
     tmp_path: Path, temporal_address: str
 ) -> None:
     async with in_cluster(tmp_path, temporal_address, 5, 0, 1, **waiter(tmp_path)) as run:
-        # Racks are numbered against the nodes: n2 and n1 begin, and the standby is in the last one.
+        # Racks are numbered against the nodes: that of n2 is before that of n0 and n1.
         await run.until(lambda: runs(run, 1), "attempt 1 runs")
         await run.until_shown()
         shown = await run.shown()
-        assert [shown[slot].rpartition("-")[2] for slot in "01"] == ["n1", "n2"]
+        assert [shown[slot].rpartition("-")[2] for slot in "01"] == ["n2", "n0"]
         (standby,) = (await run.status()).pool
 
         # A node dies: its pod hangs, and nobody waits for it.

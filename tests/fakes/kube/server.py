@@ -198,6 +198,8 @@ class KubeServer:
         elif content_type in PATCHES:
             _check_version(target.key, before, body.get("metadata", {}).get("resourceVersion"))
             after = PATCHES[content_type](before, body)
+            if after["metadata"].get("uid") != before["metadata"]["uid"]:
+                raise ApiError(422, "Invalid", "metadata.uid: field is immutable")
         else:
             raise ApiError(415, "UnsupportedMediaType", f"{content_type} is not supported")
         return self._keep(target, before, after)
@@ -205,10 +207,10 @@ class KubeServer:
     def _update(self, target: Target, body: Json) -> Json:
         before = self.store.get(target.key)
         _check_version(target.key, before, body["metadata"].get("resourceVersion"))
+        check_uid(target.key, before, {"preconditions": {"uid": body["metadata"].get("uid")}})
         return self._keep(target, before, body)
 
     def _keep(self, target: Target, before: Json, after: Json) -> Json:
-        check_uid(target.key, before, {"preconditions": {"uid": after["metadata"].get("uid")}})
         fixed = ("uid", "creationTimestamp", "resourceVersion", "name", "namespace")
         known = {field: before["metadata"][field] for field in fixed if field in before["metadata"]}
         after = {**after, "metadata": {**after["metadata"], **known}}

@@ -79,7 +79,7 @@ def page(
     for section in sections:
         rows = [[escape(cell) for cell in row] for row in section.rows]
         heads = [escape(head) for head in section.heads]
-        body += [f"<h2>{escape(section.title)}</h2>", _table(heads, rows)]
+        body += [f"<h2>{escape(section.title)}</h2>", table(heads, rows)]
     if incidents:
         body += [
             "<h2>Incidents by symptom</h2>",

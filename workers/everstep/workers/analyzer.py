@@ -11,6 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from temporalio.client import Client
 from temporalio.service import RPCError

@@ -14,6 +14,7 @@ from everstep.activities.kube.connection import (
     BudgetError,
     ChangedError,
     Connection,
+    InvalidError,
     Json,
     NotThereError,
 )
@@ -230,7 +231,11 @@ class KubernetesCluster(ClusterPort):
             metadata["annotations"] = {ANNOTATION_INCIDENT: str(incident)}
         try:
             await self._api.patch(f"{self._pods}/{name}", {"metadata": metadata})
-        except (NotThereError, ChangedError):
+        except NotThereError:
+            return False
+        except InvalidError:
+            if await self._is_there(name, uid):
+                raise
             return False
         return True
 

@@ -42,6 +42,10 @@ class ChangedError(TransientError):
     """409: the object is not, or not any more, as the request takes it to be."""
 
 
+class InvalidError(PermanentError):
+    """422: what would come of it is no such object; to a patch that names a uid: it is another."""
+
+
 class ExpiredError(TransientError):
     """410: what was to be watched from is forgotten."""
 
@@ -223,6 +227,8 @@ def error_of(code: int, status: Json, retry_after: str | None = None) -> Everste
         return NotThereError(said)
     if code == 409:
         return ChangedError(said)
+    if code == 422:
+        return InvalidError(said)
     if code == 410:
         return ExpiredError(said)
     if code == 429:
