@@ -7,7 +7,10 @@ step of the same job, started with the new code in the same instant in which the
 from its own checkpoint of the step before; no queue and no scheduler stand between, which is more
 than a cluster offers. The paper's factor (section 8.1.2, Table 7) is 11.04.
 
-Run as `python -m benchmarks.hot_update`; takes about four minutes.
+Steps last a second, as on devices that compute while cores are idle: 32 ranks that keep two cores
+busy all the time would leave nothing to the one who gives a command.
+
+Run as `python -m benchmarks.hot_update`; takes about five minutes.
 """
 
 from __future__ import annotations
@@ -29,10 +32,16 @@ from benchmarks.results import Result, conclude
 
 SIZES = {"tp": 2, "pp": 4, "dp": 4}
 RANKS = 32
-SHAPE = ["--layers", "4", "--width", "32", "--context", "32", "--batch", "16"]
+MACHINES = 8
+SHAPE = [
+    "--layers", "4", "--width", "32", "--context", "32", "--batch", "16", "--step-time-s", "1.0",
+]  # fmt: skip
 STEPS = 100_000
 TIMES = 3
-AFTER_STEPS = 10
+RESUBMISSIONS = 2
+"""Each takes a minute, and they differ little."""
+
+AFTER_STEPS = 5
 
 
 def code(folder: Path, number: int) -> Path:
@@ -62,16 +71,27 @@ def wait_for_step(run: Path, attempt: int, step: int) -> dict[str, Any]:
     raise RuntimeError(f"no step {step} of attempt {attempt}; see {run}")
 
 
+def agents(run: Path) -> list[int]:
+    """Process ids of the agents that have ever been ready, by machine."""
+    journals = sorted(run.glob("machines/*/journal.jsonl"))
+    lines = [json.loads(line) for file in journals for line in file.read_text().splitlines()]
+    return [line["agent_pid"] for line in lines if line["effect"] == "ready"]
+
+
 def everstep(folder: Path) -> tuple[list[float], int]:
-    """Seconds from each command to the first new step, and the most steps that were redone."""
+    """Seconds from each command to the first new step, and the most steps that were redone.
+
+    Raises:
+        RuntimeError: An agent's process is not the one that the run began with.
+    """
     spec: dict[str, Any] = yaml.safe_load((EXAMPLE / "job.yaml").read_text())
     spec |= {
         "command": ["python", "train.py", "--steps", str(STEPS), *SHAPE],
         "code": {"directory": str(code(folder, 0))},
-        "machines": 8,
-        "gpus_per_machine": 4,
+        "machines": MACHINES,
+        "gpus_per_machine": RANKS // MACHINES,
         "parallelism": {**SIZES, "order": "tp-pp-dp"},
-        "standby": {"count": 0},
+        "standby": {"count": 0, "refill": False},
         "ladder": {"probation_steps": 2, "probation_s": 0.5},
     }
     spec_file, run = folder / "job.yaml", folder / "run"
@@ -92,12 +112,32 @@ def everstep(folder: Path) -> tuple[list[float], int]:
                 check=True, stdout=subprocess.DEVNULL,
             )  # fmt: skip
             times.append(wait_for_step(run, number + 1, 0)["at_s"] - asked_s)
+            tell(run, number, asked_s)
             time.sleep(3.0)
     finally:
         job.terminate()
         job.wait(PATIENCE_S)
+    if len(agents(run)) != MACHINES:
+        raise RuntimeError(f"agents were started anew: {agents(run)}")
     found = [json.loads(file.read_text()) for file in sorted((run / "incidents").glob("*.json"))]
     return times, max(int(record["lost_steps"]) for record in found)
+
+
+def tell(run: Path, number: int, asked_s: float) -> None:
+    """Print where the time of one update went."""
+    file, words = run / "incidents" / f"{number}.json", ("all ranks stopped", "started from step")
+    deadline_s = time.time() + PATIENCE_S
+    while not file.exists():
+        if time.time() > deadline_s:
+            raise RuntimeError(f"incident {number} left no record; see {run}")
+        time.sleep(0.1)
+    record = json.loads(file.read_text())
+    at_s = [record["opened_at_s"]]
+    at_s += [next(e["at_s"] for e in record["timeline"] if word in e["text"]) for word in words]
+    at_s.append(record["first_step_at_s"])
+    parts = [after - before for before, after in zip([asked_s, *at_s], at_s, strict=False)]
+    named = zip(("accepted", "stopped", "started", "first step"), parts, strict=True)
+    print(f"update {number}: {', '.join(f'{name} {s:.2f} s' for name, s in named)}", flush=True)
 
 
 def resubmitted(folder: Path) -> list[float]:
@@ -108,7 +148,7 @@ def resubmitted(folder: Path) -> list[float]:
     job = Torchrun(folder, [start_torchrun(folder, options, layout, STEPS)])
     times: list[float] = []
     try:
-        for number in range(1, TIMES + 1):
+        for number in range(1, RESUBMISSIONS + 1):
             job.first_step(AFTER_STEPS * number, 0.0)
             stopped_s = time.time()
             job.agents[-1].terminate()

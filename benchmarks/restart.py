@@ -44,7 +44,7 @@ def everstep(folder: Path, faults: Sequence[str], standbys: int) -> list[float]:
     spec = yaml.safe_load((EXAMPLE / "job.yaml").read_text())
     spec["command"] = ["python", "train.py", "--steps", str(STEPS)]
     spec["code"] = {"directory": str(EXAMPLE)}
-    spec["standby"] = {"count": standbys}
+    spec["standby"] = {"count": standbys, "refill": False}
     spec["ladder"] = {"probation_steps": 2, "probation_s": 0.5}
     spec["safety"] = {"max_evicted_ratio": 1.0}
     spec_file = folder / "job.yaml"

@@ -34,7 +34,7 @@ def write_spec(folder: Path, steps: int, standbys: int, **changes: object) -> Pa
         "machines": 4,
         "gpus_per_machine": 2,
         "parallelism": {"tp": 2, "pp": 2, "dp": 2, "order": "tp-pp-dp"},
-        "standby": {"count": standbys},
+        "standby": {"count": standbys, "self_check": False, "refill": False},
         "ladder": {"probation_steps": 1, "probation_s": 0.2},
         "safety": {"max_evicted_ratio": 1.0},
         **changes,

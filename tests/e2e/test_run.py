@@ -48,6 +48,22 @@ def test_ranks_and_a_machine_lost_when_dp_groups_keep_their_state_once(
     assert all(not entry["failed"] for entry in done.effects("restored"))
 
 
+def test_a_machine_that_is_missing_comes_by_itself_and_is_tested(
+    tmp_path: Path, small_undisturbed: dict[int, str]
+) -> None:
+    spec = write_spec(tmp_path, STEPS, 0, **SMALL, standby={"count": 0})
+    done = run(spec, tmp_path / "run", "machine_lost@30:m1")
+    check(done, small_undisturbed, incidents=1)
+    [record] = done.incidents
+    assert record.replacements == ("m2",)
+    assert [entry["test"] for entry in done.effects("tested")] == ["gpu", "machine"]
+    notes = [text for _, text in done.state["notes"]]
+    assert notes == [
+        "asked the cluster for 1 machine: slots are vacant and no standby is left",
+        "m2 passed its tests and waits for a slot",
+    ]
+
+
 @pytest.mark.soak
 def test_every_machine_is_lost_once(tmp_path: Path, undisturbed: dict[int, str]) -> None:
     faults = [f"machine_lost@{5 + 12 * m}:m{m}" for m in range(4)]

@@ -80,7 +80,7 @@ def test_a_job_without_any_copy_in_memory_goes_on_from_storage(tmp_path: Path) -
         "machines": 2,
         "gpus_per_machine": 1,
         "parallelism": {"dp": 2},
-        "standby": {"count": 2},
+        "standby": {"count": 2, "self_check": False, "refill": False},
         "ladder": {"probation_steps": 1, "probation_s": 0.1},
         "safety": {"max_evicted_ratio": 1.0},
         "checkpoint": {"storage": {"path": "storage", "every_steps": 10}},

@@ -54,7 +54,10 @@ def test_updates_of_a_run(tmp_path: Path, undisturbed: dict[int, str]) -> None:
     """Refused, rolled back, joined to a failure: the weights are those of an undisturbed run."""
     # Steps are slow until an update says otherwise, so that the run lasts as long as it is needed.
     command = ["python", "train.py", "--steps", str(STEPS), "--step-time-s", "1.5"]
-    spec = write_spec(tmp_path, STEPS, 0, command=command)
+    build = "touch built; ! grep 'cannot be built' train.py"
+    code = {"directory": str(EXAMPLE), "prepare": ["sh", "-c", build]}
+    spec = write_spec(tmp_path, STEPS, 0, command=command, code=code)
+    unbuilt = version(tmp_path, "unbuilt", "# cannot be built")
     unparsed = version(tmp_path, "unparsed", "def (:")
     crashing = version(tmp_path, "crashing", "raise SystemExit('broken version')")
     better = version(tmp_path, "better", "# better")
@@ -65,6 +68,10 @@ def test_updates_of_a_run(tmp_path: Path, undisturbed: dict[int, str]) -> None:
         assert (refused.returncode, so_far(run).incidents) == (2, []), refused.stderr
         assert "train.py, line" in refused.stderr
         assert "Nothing was stopped" in refused.stderr
+        refused = everstep("hot-update", run.folder, "--code", unbuilt, "--urgent")
+        assert (refused.returncode, so_far(run).incidents) == (2, []), refused.stderr
+        assert "m3: `sh -c" in refused.stderr
+        assert "ended with status 1: # cannot be built" in refused.stderr
         pushed = everstep("hot-update", run.folder, "--code", crashing, "--urgent")
         assert pushed.returncode == 0, pushed.stderr
         run.wait_until(lambda: recovered(run, 1), "the version is rolled back")
@@ -84,6 +91,9 @@ def test_updates_of_a_run(tmp_path: Path, undisturbed: dict[int, str]) -> None:
     assert [climb.rung for climb in joined.climbs] == [Rung.REATTEMPT]
     assert all(record.lost_steps <= 1 for record in done.incidents), done.explain()
     assert done.evictions() == []
+    # The first version, that of each update, and nothing in the copies that all machines share.
+    assert len(list(done.folder.glob("machines/m0/code/*/built"))) == 4
+    assert list(done.folder.glob("code/*/built")) == []
     story = [entry.text for entry in joined.timeline]
     assert any("(fast) joins this restart" in text for text in story), story
     assert told[0].startswith("rolled back: ")

@@ -78,6 +78,10 @@ class FakeWorld:
     """What every eviction has to wait for."""
     cluster_away: bool = False
     """Whether nobody answers for the cluster."""
+    refused_code: set[str] = field(default_factory=set[str])
+    """Folders of code that cannot run on machines that come from now on."""
+    checks_last: bool = False
+    """Whether checks on them end only when they are cut off."""
     training: bool = True
     """Whether ranks make progress by themselves once all of an attempt run."""
 
@@ -123,7 +127,7 @@ class FakeMachine:
         """Where it is not set, a stop order is carried out when it is."""
         self.may_stop.set()
         self.refuses_to_start = False
-        self.refuses_code: set[str] = set()
+        self.refuses_code: set[str] = set(world.refused_code)
         """Folders of code that cannot run here."""
         self.storage_error = ""
         self.orders: list[StartOrder] = []
@@ -136,6 +140,8 @@ class FakeMachine:
         """What it says of each trial that it takes part in."""
         self.fails_alone = False
         """Whether those that replay with it wait for it for ever."""
+        self.checks_last = world.checks_last
+        """Whether its checks end only when they are cut off."""
         self.bad_links: set[str] = set()
         """Machines to which its links are bad."""
         self._checked: dict[CheckOrder, CheckResult] = {}
@@ -222,6 +228,8 @@ class FakeMachine:
             raise PermanentError(f"ranks of attempt {order.attempt} run here: stop them first")
         if order not in self._checked:
             self.world.effects.append(Effect(f"check.{order.check}", self.name, order.attempt))
+            if self.checks_last:
+                await asyncio.Event().wait()
             bad = {
                 info.machine
                 for info in order.peers

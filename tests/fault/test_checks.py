@@ -239,6 +239,30 @@ async def test_a_machine_that_trains_is_not_checked(tmp_path: Path) -> None:
             await rig.machine.check(order(Check.GPU, 0))
 
 
+async def test_a_claim_ends_the_check_of_a_standby(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool = tmp_path / "bin" / "dcgmi"
+    tool.parent.mkdir()
+    begun = tmp_path / "begun"
+    tool.write_text(f"#!/bin/sh\ntouch {begun}\nsleep 1000\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tool.parent}:{os.environ['PATH']}")
+    async with Rig(config_of(tmp_path, TRAIN, environment=without_torch(tmp_path))) as rig:
+        rig.write("import time\ntime.sleep(1000)\n")
+        long = order(Check.GPU, 0, deadline_s=200, device="", yields=True)
+        check = asyncio.ensure_future(rig.machine.check(long))
+        await until(begun.exists)
+        began_s = time.monotonic()
+        await rig.machine.start(rig.order(attempt=1))
+        assert time.monotonic() - began_s < 10
+        with pytest.raises(PermanentError, match="gave way to another order"):
+            await check
+        assert len(rig.effects("tested")) == 0
+        # And it may go on as if nothing had been.
+        await rig.machine.stop(StopOrder(1))
+
+
 def test_the_command_never_takes_a_missing_torch_for_health(tmp_path: Path) -> None:
     environment = without_torch(tmp_path)
     (tmp_path / "no-torch" / "torch.py").write_text("raise ImportError('no torch here')\n")

@@ -158,7 +158,7 @@ async def test_watcher_sees_the_newest_step() -> None:
         agent = analyzer.agent("m0")
         running = asyncio.create_task(agent.run())
         agent.put(step("m0", 0, 5))
-        agent.put(step("m0", 1, 6))
+        agent.put(replace(step("m0", 1, 6), loss=2.5, phase=Phase.EVALUATION))
 
         async def first_with_a_step() -> Snapshot:
             async with contextlib.aclosing(watch(HOST, analyzer.port, SECRET, JOB)) as following:
@@ -170,6 +170,8 @@ async def test_watcher_sees_the_newest_step() -> None:
         snapshot = await asyncio.wait_for(first_with_a_step(), 5)
         assert (snapshot.slowest, snapshot.steps) == (5, {0: 5, 1: 6})
         assert snapshot.machines == ("m0",)
+        assert snapshot.phases == {0: Phase.STEP, 1: Phase.EVALUATION}
+        assert snapshot.loss == 2.5
         await agent.farewell()
         await asyncio.wait_for(running, 5)
 

@@ -10,6 +10,7 @@ from typer.testing import CliRunner, Result
 
 from everstep.cli.plan import plan, plan_command
 from everstep.core.placement import exposed_groups, no_backup
+from everstep.core.standby import Seen
 from everstep.spec.job import JobSpec
 
 
@@ -99,9 +100,30 @@ def test_standby_rule() -> None:
     assert standby["count"] == 5
     assert standby["rule"] == (
         "With probability 0.99, no more than 5 of 1200 machines fail on the same day,"
-        " when each fails with probability 0.0012."
+        " when each fails with probability 0.0012. The job learns from its own failures; this rate"
+        " counts for 1000 machine-days."
     )
     assert (standby["failure_rate_per_day"], standby["quantile"]) == (0.0012, 0.99)
+
+
+def test_standbys_after_what_a_job_has_seen(tmp_path: Path) -> None:
+    # 1.2 failures in 1,000 machine-days beforehand, and 28.8 in 9,000 after them: 0.3 % a day.
+    found = plan(PRODUCTION, Seen(29, 9_000.0))["standby"]
+    assert round(found["failure_rate_per_day"], 5) == 0.00302
+    assert found["count"] == 9
+    calm = plan(PRODUCTION, Seen(0, 36_000.0))["standby"]
+    assert (calm["count"], calm["rule"].split(": ")[1]) == (
+        1,
+        "what 0 failures in 36000 machine-days make of 0.0012, which counts for 1000.",
+    )
+    fixed = PRODUCTION.model_copy(
+        update={"standby": PRODUCTION.standby.model_copy(update={"prior_machine_days": None})}
+    )
+    assert plan(fixed, Seen(29, 9_000.0))["standby"]["count"] == 5
+    assert "Standby machines: 1" in run(tmp_path, FIG_9, "--seen", "3/100").stdout
+    refused = run(tmp_path, FIG_9, "--seen", "3 failures")
+    assert refused.exit_code == 2
+    assert "--seen 3 failures: is not FAILURES/DAYS" in refused.stderr
 
 
 def test_text_of_a_small_job(tmp_path: Path) -> None:

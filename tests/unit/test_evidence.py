@@ -59,6 +59,17 @@ def test_only_complaints_about_connections_still_name_the_earliest() -> None:
     assert classify([CRASH], exits, []).ranks == (0,)
 
 
+def test_ranks_that_a_stop_tears_apart_do_not_hide_its_reason() -> None:
+    update = Alert(Observer.PERSON, Symptom.CODE_DATA_ADJUSTMENT, 9.0, "update 1, urgent", 1)
+    nan = Alert(Observer.ANALYZER, Symptom.NAN_VALUE, 9.0, "loss is NaN", 1)
+    torn = [ended(7, 10.0, 1, None, "gloo: Connection closed by peer"), ended(4, 10.1, 0)]
+    assert classify([CRASH, update], torn, []).symptom is Symptom.CODE_DATA_ADJUSTMENT
+    assert classify([nan, CRASH], torn, []).reason == "loss is NaN"
+    # Who ended for a reason of its own is another matter.
+    own = [*torn, ended(2, 9.9, None, signal.SIGSEGV)]
+    assert classify([CRASH, update], own, []).ranks == (2,)
+
+
 def test_ranks_that_ended_well_are_no_evidence() -> None:
     found = classify([CRASH], [ended(0, 9.0, 0)], [])
     assert (found.symptom, found.machines, found.reason) == (

@@ -78,3 +78,19 @@ def test_version_that_comes_again_keeps_what_is_known_of_it() -> None:
     known = memory.with_version(known, "v1", "/elsewhere")
     assert [code.version for code in known] == ["v2", "v1"]
     assert known[1] == CodeVersion("v1", "/elsewhere", False, "NaN")
+
+
+def test_machine_that_was_refused_is_remembered_with_the_finding() -> None:
+    known = memory.after_refusal([], "m7", 10.0, "gpu test: wrong product")
+    history = memory.history_of(known, "m7")
+    assert (history.evictions, history.finding) == (1, "gpu test: wrong product")
+    assert not memory.barred(history)
+    assert memory.barred(memory.after_refusal(known, "m7", 20.0, "gpu test: again")[0])
+
+
+def test_failures_are_counted_without_those_that_only_shared_a_group() -> None:
+    known = memory.after_eviction([], "m1", 10.0, "its group hung")
+    known = memory.after_tests(known, "m1", True, "it passed")
+    known = memory.after_eviction(known, "m2", 20.0, "GPU lost")
+    known = memory.after_eviction(known, "m2", 30.0, "GPU lost")
+    assert memory.num_failures(known) == 2

@@ -5,7 +5,7 @@ import math
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from everstep.core.standby import standby_count
+from everstep.core.standby import NOTHING_SEEN, Seen, learned_rate, pause_s, standby_count
 
 
 @pytest.mark.parametrize(
@@ -65,3 +65,31 @@ def test_the_ends_of_the_rate() -> None:
 def test_values_out_of_range_are_refused(machines: int, rate: float, quantile: float) -> None:
     with pytest.raises(ValueError, match="out of range"):
         standby_count(machines, rate, quantile)
+
+
+def test_the_rate_learns_from_the_job() -> None:
+    assert learned_rate(0.0012, 1000.0, NOTHING_SEEN) == pytest.approx(0.0012)
+    # One failure within the first hour of four machines is no rate of six a day.
+    assert learned_rate(0.0012, 1000.0, Seen(1, 4 / 24)) == pytest.approx(2.2 / 1000, rel=1e-3)
+    # 50 failures in 10,000 machine-days: 51.2 in 11,000.
+    assert learned_rate(0.0012, 1000.0, Seen(50, 10_000.0)) == pytest.approx(51.2 / 11_000)
+    assert learned_rate(0.0, 1.0, Seen(9, 2.0)) == 1.0
+
+
+@given(
+    st.floats(0, 1),
+    st.floats(0.1, 1e4),
+    st.integers(0, 1000),
+    st.floats(0, 1e5),
+)
+def test_what_is_learned_lies_between_the_prior_and_what_was_seen(
+    prior: float, weight: float, failures: int, days: float
+) -> None:
+    rate = learned_rate(prior, weight, Seen(failures, days))
+    seen = min(1.0, failures / days) if days else 1.0
+    assert min(prior, seen) - 1e-9 <= rate <= max(prior, seen) + 1e-9
+
+
+def test_pauses_after_machines_in_a_row_that_were_refused() -> None:
+    assert [pause_s(refused) for refused in range(6)] == [0, 0, 60, 120, 240, 480]
+    assert pause_s(1000) == 3600

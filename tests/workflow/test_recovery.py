@@ -27,7 +27,7 @@ def spec_of(standbys: int = 1, **ladder: float) -> JobSpec:
             "machines": 4,
             "gpus_per_machine": 2,
             "parallelism": {"tp": 2, "pp": 2, "dp": 2, "order": "tp-pp-dp"},
-            "standby": {"count": standbys},
+            "standby": {"count": standbys, "self_check": False, "refill": False},
             "ladder": {
                 "evidence_window_s": 0.05,
                 "probation_s": 0.3,

@@ -7,9 +7,11 @@ from __future__ import annotations
 import pytest
 from temporalio.client import WorkflowUpdateFailedError
 
+from everstep.core.memory import CodeVersion
 from everstep.core.model import Assignment
 from everstep.core.updates import Settings, UpdateState
 from everstep.core.vocabulary import Outcome, Rung
+from everstep.spec.job import JobSpec
 from everstep.workflows.job import RunJob
 from everstep.workflows.messages import Cancellation, UpdateAnswer, UpdateRequest
 from tests.fakes.control import Control, controlled
@@ -117,6 +119,23 @@ async def test_code_that_fails_at_its_first_step_is_rolled_back(temporal_address
     assert [climb.rung for climb in record.climbs] == [Rung.UPDATE, Rung.ROLLBACK]
     assert (now.code_directory, now.settings, now.code_version) == ("/code/v1", (), "v1")
     assert any("is taken out, v1 takes its place" in entry.text for entry in record.timeline)
+
+
+async def test_code_that_cannot_be_made_ready_never_starts(temporal_address: str) -> None:
+    world = FakeWorld(8)
+    world.refused_code.add("/code/v1")
+    code = {"directory": ".", "prepare": ["make"]}
+    spec = JobSpec.model_validate({**spec_of().model_dump(), "code": code})
+    earlier = (CodeVersion("v0", "/code/v0", proven=True),)
+    async with controlled(temporal_address, spec, world, earlier) as control:
+        for number in range(5):
+            await control.join(f"m{number}")
+        now = await trains_with(control)
+        record = await control.record()
+    assert [climb.rung for climb in record.climbs] == [Rung.ROLLBACK]
+    assert "m0: train.py, line 3: invalid syntax" in record.finding.reason
+    assert (now.attempt, now.code_directory) == (2, "/code/v0")
+    assert {attempt for _, attempt in world.done("start")} == {2}
 
 
 async def test_urgent_update_during_probation(temporal_address: str) -> None:

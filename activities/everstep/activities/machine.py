@@ -109,8 +109,9 @@ class MachineActivities(MachinePort):
     async def prepare(self, order: PrepareOrder) -> PrepareReport:
         """See whether a code version can run here, while another runs.
 
-        Effect: the version's files are in the page cache.
-        Idempotent by: changing nothing.
+        Effect: the version's files are in the page cache; where the job has a command that makes
+            versions ready, it has run in a copy of the machine's own.
+        Idempotent by: the version's content; what is ready is not made again.
         Heartbeats: yes.
         Gives up when: never by itself; what is wrong with the version is in the report.
         """

@@ -40,6 +40,8 @@ class MachineConfig:
             once in it.
         pod: Name of the pod that this is; empty outside of Kubernetes.
         pod_uid: Its uid, likewise.
+        prepare: What makes a code version ready, run in a copy of it; empty: nothing has to.
+        prepare_timeout_s: How long that may take, > 0.
     """
 
     job: str
@@ -64,6 +66,8 @@ class MachineConfig:
     replicated: tuple[str, ...] = ()
     pod: str = ""
     pod_uid: str = ""
+    prepare: tuple[str, ...] = ()
+    prepare_timeout_s: float = 600.0
 
     @property
     def owner(self) -> str:

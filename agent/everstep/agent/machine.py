@@ -12,9 +12,9 @@ import os
 import socket
 import time
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Any, TypeVar
 
-from everstep.agent import code
 from everstep.agent.attempt import Attempt, Surroundings
 from everstep.agent.borrowing import Borrowing
 from everstep.agent.checks.checker import Checker
@@ -31,6 +31,7 @@ from everstep.agent.tracer import Target, trace
 from everstep.agent.transfer.asking import pull
 from everstep.agent.transfer.sender import BackupSender
 from everstep.agent.transfer.server import TransferServer
+from everstep.agent.versions import Versions
 from everstep.agent.witness import stacks_file
 from everstep.core.errors import (
     EverstepError,
@@ -71,6 +72,7 @@ _BACKLOG = 4096
 
 _Report = TypeVar("_Report")
 _Test = TypeVar("_Test", CheckOrder, ReplayOrder)
+_Runs = TypeVar("_Runs", StartOrder, ReplayOrder)
 _Result = TypeVar("_Result", CheckResult, ReplayReport)
 
 
@@ -96,6 +98,7 @@ class Machine:
         )
         self._borrowing = Borrowing(self._store, config.secret, config.job, _replicated(config))
         self._launcher = Launcher(config)
+        self._versions = Versions(config)
         self._tier: StorageTier | None = None
         self._running: Attempt | None = None
         # The newest attempt that was started or stopped here, and which of the two it was.
@@ -105,6 +108,8 @@ class Machine:
         self._stopped: MachineReport | None = None
         # The newest test, so that a second call for it does not test again.
         self._last_test: tuple[Any, Any] | None = None
+        # A test that any other order ends.
+        self._yielding: asyncio.Future[Any] | None = None
 
     async def open(self) -> MachineInfo:
         """Begin to serve: end what an earlier agent left behind, listen, start to pre-warm.
@@ -164,12 +169,13 @@ class Machine:
 
         Raises:
             StaleAttempt: A newer attempt runs here, or this one was stopped.
+            PermanentError: The code cannot be made ready here.
             TransientError: Not all ranks could be started, and so none runs.
         """
         if order.attempt > self._attempt:
             # Imports may take long, and a stop order must not have to wait for them.
             await asyncio.to_thread(self._launcher.wait_ready)
-        return await self._serve(self._start(order))
+        return await self._serve(self._start(await self._placed(order)))
 
     async def trace(self, order: TraceOrder) -> tuple[int, dict[int, RankTrace]]:
         """Ask every rank and its children where they stand; changes nothing, so may be repeated.
@@ -202,8 +208,7 @@ class Machine:
 
     async def prepare(self, order: PrepareOrder) -> PrepareReport:
         """Whether a code version can run here; waits for no other order, and stops nothing."""
-        config = self._config
-        return await asyncio.to_thread(code.prepare, order, config.machine, config.command)
+        return await asyncio.to_thread(self._versions.prepare, order)
 
     async def look_at_storage(self) -> StorageReport:
         """What the storage tier shows from here; does not wait for other orders.
@@ -222,11 +227,12 @@ class Machine:
 
         Raises:
             StaleAttempt: A newer attempt runs here.
-            PermanentError: The attempt's ranks still run, or the order is not for this machine.
+            PermanentError: The attempt's ranks still run, or the order is not for this machine, or
+                it yields and another order came.
             TransientError: A process of an older attempt does not die.
         """
         checker = Checker(self._config, self._launcher, self._rendezvous)
-        return await self._test(order, order.check, checker.check)
+        return await self._test(order, order.check, checker.check, order.yields)
 
     async def replay(self, order: ReplayOrder) -> ReplayReport:
         """Run the job made small as one machine of a group; a second time, the first report.
@@ -236,6 +242,7 @@ class Machine:
         Raises:
             StaleAttempt, PermanentError, TransientError: As for `check`.
         """
+        order = await self._placed(order)
         return await self._test(order, "replay", Replaying(self._around).replay)
 
     async def close(self) -> None:
@@ -244,6 +251,7 @@ class Machine:
         Raises:
             TransientError: A process does not die.
         """
+        self._end_yielding_test()
         async with self._one_order:
             try:
                 await self._end_ranks()
@@ -252,6 +260,7 @@ class Machine:
 
     async def _serve(self, serving: Coroutine[Any, Any, _Report]) -> _Report:
         async def alone() -> _Report:
+            self._end_yielding_test()
             async with self._one_order:
                 return await serving
 
@@ -400,20 +409,35 @@ class Machine:
         return report
 
     async def _test(
-        self, order: _Test, name: str, perform: Callable[[_Test], Coroutine[Any, Any, _Result]]
+        self,
+        order: _Test,
+        name: str,
+        perform: Callable[[_Test], Coroutine[Any, Any, _Result]],
+        yields: bool = False,
     ) -> _Result:
-        """Perform a test that nothing may disturb, and that ends when its caller is cancelled."""
+        """Perform a test that ends when its caller is cancelled, and else lasts if it may."""
 
         async def alone() -> _Result:
             async with self._one_order:
                 return await self._tested(order, name, perform)
 
+        self._end_yielding_test()
         task = asyncio.ensure_future(alone())
+        if yields:
+            self._yielding = task
         try:
-            return await asyncio.shield(task)
+            await asyncio.wait([task])
+            if task.cancelled():
+                raise PermanentError(f"the {name} test gave way to another order")
+            return task.result()
         finally:
             task.cancel()
             await asyncio.wait([task])
+
+    def _end_yielding_test(self) -> None:
+        if self._yielding is not None:
+            self._yielding.cancel()
+            self._yielding = None
 
     async def _tested(
         self, order: _Test, name: str, perform: Callable[[_Test], Coroutine[Any, Any, _Result]]
@@ -432,6 +456,11 @@ class Machine:
         await self._note("tested", attempt=attempt, number=number, test=name, **outcome)
         self._last_test = order, result
         return result
+
+    async def _placed(self, order: _Runs) -> _Runs:
+        """The order with the folder in which its code runs here; it was made ready before."""
+        where = await asyncio.to_thread(self._versions.place, order.code_directory)
+        return replace(order, code_directory=where)
 
     def _prepare(self, order: StartOrder) -> Readiness:
         self._store.advance(order.attempt)

@@ -18,6 +18,9 @@ from everstep.core.errors import TransientError
 ENV_OWNER = "EVERSTEP_OWNER"
 """Marks every process of one machine, and all that they start: its directory."""
 
+PREPARING = "/code"
+"""Behind the mark of a machine, that of what makes a code version ready while its ranks run."""
+
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _POLL_S = 0.002

@@ -69,8 +69,13 @@ def classify(
         reason = "; ".join(_seen_by_senses(a) for a in certain)
         return Finding(certain[0].symptom, tuple(sorted(faulty)), (), True, reason)
     failed = sorted((e for e in exits if not e.succeeded), key=lambda e: (e.at_s, e.rank))
-    if failed:
+    others = [alert for alert in alerts if alert.symptom is not Symptom.PROCESS_CRASH]
+    if failed and not (others and all(blames_connection(e) for e in failed)):
         return _from_exits(failed)
+    if failed:
+        # Machines are stopped some moments apart: ranks that only lost a peer follow from the stop,
+        # and that had another reason.
+        alerts = others
     first = min(alerts, key=lambda a: a.at_s)
     machines = tuple(sorted({a.machine for a in alerts if a.machine is not None}))
     return Finding(first.symptom, machines, (), False, first.detail)

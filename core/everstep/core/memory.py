@@ -57,7 +57,8 @@ class MachineHistory:
         last_reason: Why last.
         admitted: Number of evictions that a person has pardoned: it may join again after them.
         cleared: Number of evictions for its group alone, after which its tests found nothing.
-        finding: What its tests found after it was evicted for its group; empty if never so.
+        finding: What tests found when it was to become a standby, was one, or had been evicted for
+            its group; empty if they never told anything.
     """
 
     machine: str
@@ -100,6 +101,19 @@ def after_tests(
         replace(h, cleared=h.cleared + cleared, finding=finding) if h.machine == machine else h
         for h in known
     ]
+
+
+def after_refusal(
+    known: Sequence[MachineHistory], machine: str, at_s: float, finding: str
+) -> list[MachineHistory]:
+    """The histories after a machine was not let in, or not left, among the standbys."""
+    evicted = after_eviction(known, machine, at_s, finding)
+    return [replace(h, finding=finding) if h.machine == machine else h for h in evicted]
+
+
+def num_failures(known: Iterable[MachineHistory]) -> int:
+    """Machines that failed; those that were evicted for their group alone, and healthy, did not."""
+    return sum(history.evictions - history.cleared for history in known)
 
 
 def history_of(known: Iterable[MachineHistory], machine: str) -> MachineHistory:

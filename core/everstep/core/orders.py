@@ -178,6 +178,7 @@ class CheckOrder:
         number: Tells apart checks of one attempt that are alike; 0, 1, ...
         model: For `bitwise` only: the kind of the job's model, `dense` or `moe`.
         device: `cpu` or `cuda`; empty: the GPUs if torch finds any, else the CPU.
+        yields: Whether any other order to the machine ends this check, and need not wait for it.
     """
 
     attempt: int
@@ -187,6 +188,7 @@ class CheckOrder:
     number: int = 0
     model: str = "dense"
     device: str = ""
+    yields: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,7 +284,7 @@ class StartReport:
 
 @dataclass(frozen=True, slots=True)
 class PrepareOrder:
-    """Make sure that a code version can run on this machine, while another runs.
+    """Make a code version ready to run on this machine, while another runs.
 
     Attributes:
         directory: Where it lies.

@@ -14,7 +14,7 @@ from everstep.core.kubernetes_names import TOPOLOGY_RACK, is_label_key
 from everstep.core.ladder import Policy
 from everstep.core.placement import BackupPlan, backup_placement, no_backup
 from everstep.core.replay import scheme_for
-from everstep.core.standby import standby_count
+from everstep.core.standby import NOTHING_SEEN, Seen, standby_count
 from everstep.core.vocabulary import Rung
 from everstep.spec.pods import Pods
 from everstep.spec.policies import (
@@ -173,11 +173,15 @@ class JobSpec(SpecPart):
             order=self.parallelism.dimensions(),
         )
 
-    def standby_count(self) -> int:
-        """Number of machines to keep warm."""
+    def standby_count(self, seen: Seen = NOTHING_SEEN) -> int:
+        """Number of machines to keep warm.
+
+        Args:
+            seen: What the job has seen of failures itself.
+        """
         if self.standby.count is not None:
             return self.standby.count
-        rate, quantile = self.standby.failure_rate_per_day, self.standby.quantile
+        rate, quantile = self.standby.rate(seen), self.standby.quantile
         return standby_count(
             self.machines,
             PAPER_FAILURE_RATE_PER_DAY if rate is None else rate,

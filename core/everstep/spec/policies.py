@@ -25,6 +25,7 @@ from everstep.core.groups import KINDS
 from everstep.core.replay import FOUND_RATIO, SHOWS_RATIO
 from everstep.core.senses.step_lines import GROUPS
 from everstep.core.slow.ballot import VotePolicy
+from everstep.core.standby import NOTHING_SEEN, Seen, learned_rate
 from everstep.core.stored import StoragePolicy
 from everstep.core.vocabulary import Mode, Rung
 from everstep.spec.problems import did_you_mean, relation_error, shown
@@ -33,6 +34,9 @@ PAPER_FAILURE_RATE_PER_DAY = 0.0012
 """What the standby counts of the paper's Table 5 follow from."""
 
 PAPER_QUANTILE = 0.99
+
+PRIOR_MACHINE_DAYS = 1000.0
+"""What weighs as much as one failure at the paper's rate; a day of the paper's largest job."""
 
 
 class SpecPart(BaseModel):
@@ -58,6 +62,26 @@ class CodeSource(SpecPart):
         min_length=1,
         description="Folder, or ref of `git`, of the version before: what a rollback goes to.",
     )
+    prepare: Annotated[tuple[str, ...], Field(strict=False)] = Field(
+        default=(),
+        examples=["[make, -C, kernels]"],
+        description=(
+            "Program and arguments that make a version ready: run on each machine, in a copy of the"
+            " code of its own, before the version may run there."
+        ),
+    )
+    prepare_timeout_s: PositiveFloat = Field(
+        default=600.0, description="Seconds that this may take on one machine."
+    )
+
+    @field_validator("prepare")
+    @classmethod
+    def _a_program(cls, command: tuple[str, ...]) -> tuple[str, ...]:
+        if command and (not command[0].strip() or any("\0" in part for part in command)):
+            raise relation_error(
+                "", f"{shown(list(command))} cannot be run", "Begin with the program to run"
+            )
+        return command
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:
@@ -147,6 +171,25 @@ class Standby(SpecPart):
             f"Share of days on which the standbys suffice ({PAPER_QUANTILE} unless count is given)."
         ),
     )
+    prior_machine_days: PositiveFloat | None = Field(
+        default=None,
+        description=(
+            "Machine-days for which failure_rate_per_day counts beside the failures that the job"
+            f" sees itself ({PRIOR_MACHINE_DAYS:g} unless count is given); null: those change"
+            " nothing."
+        ),
+    )
+    self_check: bool = Field(
+        default=True, description="Whether a machine is tested before it counts as a standby."
+    )
+    check_every_s: NonNegativeFloat = Field(
+        default=3600.0,
+        description="Seconds between two tests of machines on standby; 0: they are left alone.",
+    )
+    refill: bool = Field(
+        default=True,
+        description="Whether the cluster is asked for a machine in place of each that is lost.",
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -154,7 +197,11 @@ class Standby(SpecPart):
         # Filled in here and not by defaults, so that a spec survives being sent and read again.
         if not isinstance(given, Mapping) or "count" in given:
             return given  # pyright: ignore[reportUnknownVariableType] - validated next
-        paper = {"failure_rate_per_day": PAPER_FAILURE_RATE_PER_DAY, "quantile": PAPER_QUANTILE}
+        paper = {
+            "failure_rate_per_day": PAPER_FAILURE_RATE_PER_DAY,
+            "quantile": PAPER_QUANTILE,
+            "prior_machine_days": PRIOR_MACHINE_DAYS,
+        }
         return {**paper, **cast("Mapping[str, Any]", given)}
 
     @model_validator(mode="after")
@@ -164,7 +211,13 @@ class Standby(SpecPart):
             raise relation_error(
                 "count",
                 f"{self.count} is given beside failure_rate_per_day or quantile",
-                "Give {count: N} alone, or leave it out",
+                "Give {count: N} without them, or leave it out",
+            )
+        if self.count is not None and self.prior_machine_days is not None:
+            raise relation_error(
+                "count",
+                f"{self.count} is given, so there is nothing that prior_machine_days could teach",
+                "Give {count: N} without it, or leave it out",
             )
         if self.count is None and None in rule:
             raise relation_error(
@@ -173,6 +226,16 @@ class Standby(SpecPart):
                 "Give {count: N} or {failure_rate_per_day: P, quantile: Q}",
             )
         return self
+
+    def rate(self, seen: Seen = NOTHING_SEEN) -> float | None:
+        """The failure rate that the count follows from; None where the spec gives the count.
+
+        Args:
+            seen: What the job has seen of failures itself.
+        """
+        if self.failure_rate_per_day is None or self.prior_machine_days is None:
+            return self.failure_rate_per_day
+        return learned_rate(self.failure_rate_per_day, self.prior_machine_days, seen)
 
 
 class Storage(SpecPart):

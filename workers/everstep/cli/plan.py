@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from everstep.core.errors import InputError
 from everstep.core.groups import KINDS, Layout
 from everstep.core.placement import BackupPlan, ExposedGroup, exposed_groups
 from everstep.core.shard import NUM_SLOTS
+from everstep.core.standby import NOTHING_SEEN, Seen
 from everstep.spec.job import JobSpec
 from everstep.spec.load import load_spec, read_spec
 
@@ -49,18 +51,26 @@ def plan_command(
     faulty: Annotated[
         str, typer.Option(help="With --replay: machines that make their groups fail: 13,17.")
     ] = "",
+    seen: Annotated[
+        str,
+        typer.Option(
+            metavar="FAILURES/DAYS",
+            help="Standbys after so many failures in so many machine-days: 7/2400.",
+        ),
+    ] = "",
 ) -> None:
     """Show machines, ranks, parallel groups, backups and standbys of a job; run nothing."""
     try:
         # The layout alone tells these two; the job's code may be on other machines.
         job = read_spec(spec) if ladder or replay else load_spec(spec)
         bad = parse_faulty(faulty, job.machines)
+        history = parse_seen(seen)
         if (ladder and replay) or (faulty and not replay):
             raise InputError("options", "--ladder, --replay and --faulty do not fit", _CHOICE)
     except InputError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(2) from None
-    shown = _Shown(lambda: plan(job), lambda: _show(job))
+    shown = _Shown(lambda: plan(job, history), lambda: _show(job, history))
     if replay:
         shown = _Shown(lambda: plan_replay(job, bad), lambda: show_replay(job, bad))
     elif ladder:
@@ -71,8 +81,27 @@ def plan_command(
         shown.as_text()
 
 
-def plan(spec: JobSpec) -> dict[str, Any]:
+def parse_seen(text: str) -> Seen:
+    """Failures and machine-days of `7/2400`; nothing for an empty text.
+
+    Raises:
+        InputError: It has another form.
+    """
+    if not text:
+        return NOTHING_SEEN
+    found = re.fullmatch(r"(\d+)/(\d+(?:\.\d+)?)", text.strip())
+    if found is None:
+        fix = "Give failures and machine-days, such as 7/2400."
+        raise InputError(f"--seen {text}", "is not FAILURES/DAYS", fix)
+    return Seen(int(found[1]), float(found[2]))
+
+
+def plan(spec: JobSpec, seen: Seen = NOTHING_SEEN) -> dict[str, Any]:
     """What a spec means, as JSON values.
+
+    Args:
+        spec: The job.
+        seen: What the job has seen of its machines' failures, for the number of standbys.
 
     Returns:
         `machines` (slot and ranks of each), `ranks` (machine and coordinates of each), `groups`
@@ -113,10 +142,11 @@ def plan(spec: JobSpec) -> dict[str, Any]:
             for exposed in exposed_groups(layout, backup, bool(spec.checkpoint.replicated))
         ],
         "standby": {
-            "count": spec.standby_count(),
-            "rule": _standby_rule(spec),
-            "failure_rate_per_day": spec.standby.failure_rate_per_day,
+            "count": spec.standby_count(seen),
+            "rule": _standby_rule(spec, seen),
+            "failure_rate_per_day": spec.standby.rate(seen),
             "quantile": spec.standby.quantile,
+            "prior_machine_days": spec.standby.prior_machine_days,
         },
         "memory": _memory(spec),
         "storage": None
@@ -136,13 +166,24 @@ def _coordinates(layout: Layout, kinds: Sequence[str], rank: int) -> dict[str, i
     return {kind: at[kind] for kind in kinds}
 
 
-def _standby_rule(spec: JobSpec) -> str:
-    count, rule = spec.standby_count(), spec.standby
+def _standby_rule(spec: JobSpec, seen: Seen) -> str:
+    count, rule = spec.standby_count(seen), spec.standby
     if rule.count is not None:
         return f"The spec asks for {count}."
-    return (
+    text = (
         f"With probability {rule.quantile}, no more than {count} of {spec.machines} machines fail"
-        f" on the same day, when each fails with probability {rule.failure_rate_per_day}."
+        f" on the same day, when each fails with probability {rule.rate(seen):.3g}"
+    )
+    if rule.prior_machine_days is None:
+        return f"{text}."
+    if seen != NOTHING_SEEN:
+        return (
+            f"{text}: what {seen.failures} failures in {seen.machine_days:g} machine-days make of"
+            f" {rule.failure_rate_per_day}, which counts for {rule.prior_machine_days:g}."
+        )
+    return (
+        f"{text}. The job learns from its own failures; this rate counts for"
+        f" {rule.prior_machine_days:g} machine-days."
     )
 
 
@@ -190,7 +231,7 @@ def _storage_text(spec: JobSpec) -> str:
     return f"Storage: {' and '.join(when)} to {storage.path}, the newest {storage.keep} are kept"
 
 
-def _show(spec: JobSpec) -> None:
+def _show(spec: JobSpec, seen: Seen) -> None:
     layout, backup = spec.layout(), spec.backup_plan()
     console = Console(highlight=False)
     console.print(
@@ -207,7 +248,7 @@ def _show(spec: JobSpec) -> None:
         console.print(f"Without a backup: {_ranges('rank', ranks)}: {escape(reason)}")
     console.print(escape(_memory_text(spec)))
     console.print(escape(_storage_text(spec)))
-    console.print(f"Standby machines: {spec.standby_count()}. {_standby_rule(spec)}")
+    console.print(f"Standby machines: {spec.standby_count(seen)}. {_standby_rule(spec, seen)}")
 
 
 def _machine_table(layout: Layout, backup: BackupPlan) -> Table:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from datetime import timedelta
 from typing import Any
 
@@ -44,6 +45,7 @@ async def describe(folder: RunFolder, client: Client | None = None) -> dict[str,
         "ui": state.get("ui", "") if running else "",
         "slots": state.get("slots", []),
         "standbys": state.get("standbys", []),
+        "standby_plan": state.get("standby_plan"),
         "evicted": state.get("evicted", []),
         "barred": [],
         "incidents": len(list(folder.incidents.glob("*.json"))),
@@ -101,6 +103,7 @@ async def ask(folder: RunFolder, client: Client | None = None) -> dict[str, Any]
         "started_at_s": status.started_at_s,
         "slots": slots,
         "standbys": [info.machine for info in status.pool],
+        "standby_plan": None if status.standbys is None else asdict(status.standbys),
         "evicted": list(status.evicted),
         "barred": list(status.barred),
         "incidents": status.incidents,

@@ -72,7 +72,24 @@ def _print_machines(found: dict[str, Any]) -> None:
     if found["phase"] in _BEFORE_TRAINING:
         out.print(f"machines that are ready: {', '.join(found['standbys']) or 'none yet'}")
     elif found["slots"]:
-        out.print(f"standbys: {', '.join(found['standbys']) or 'none'}")
+        out.print(f"standbys: {', '.join(found['standbys']) or 'none'}{standby_text(found)}")
         out.print(f"evicted: {', '.join(found['evicted']) or 'none'}")
     for machine in found["barred"]:
         out.print(f"{machine} was evicted too often to join by itself: everstep machine admit")
+
+
+def standby_text(found: dict[str, Any]) -> str:
+    """How many there should be and why, and who is on the way."""
+    plan = found["standby_plan"]
+    if plan is None:
+        return ""
+    text = f" (of {plan['wanted']} wanted"
+    if (rate := plan["failure_rate_per_day"]) is not None:
+        text += (
+            f", at {rate:.3g} failures a machine and day; own history: {plan['failures']} in"
+            f" {plan['machine_days']:.3g} machine-days"
+        )
+    text += ")"
+    if plan["arriving"]:
+        text += f"; being tested: {', '.join(plan['arriving'])}"
+    return text + (f"; asked the cluster for {plan['asked_for']}" if plan["asked_for"] else "")

@@ -84,6 +84,8 @@ def machine_config(name: str, given: settings.WorkerSettings, spec: JobSpec) -> 
         replicated=tuple(spec.checkpoint.replicated),
         pod=given.pod_name,
         pod_uid=given.pod_uid,
+        prepare=tuple(spec.code.prepare),
+        prepare_timeout_s=spec.code.prepare_timeout_s,
     )
 
 

@@ -73,7 +73,7 @@ async def connect(patience_s: float = float("inf")) -> Client:
     """
     try:
         config = ClientConfig.load_client_connect_config()
-    except (RuntimeError, ValueError) as error:
+    except (RuntimeError, ValueError, OSError) as error:
         raise InputError(
             "Temporal's environment configuration",
             str(error),

@@ -154,9 +154,14 @@ async def _until_enough(now: Situation) -> None:
         await now.hold(
             f"{lacking} machine{'s' if lacking > 1 else ''} missing for slot {slots} "
             f"(evicted: {', '.join(now.record.evicted)}; no standby is left). "
-            f"Add one: everstep machine add",
+            f"{_how_to_get_one(now)}: everstep machine add",
             lambda: len(now.waiting()) >= len(now.vacant),
         )
+
+
+def _how_to_get_one(now: Situation) -> str:
+    asked = now.job.spec.standby.refill
+    return "The cluster is asked for it; to add one by hand" if asked else "Add one"
 
 
 async def _after_tests(now: Situation, lacking: int) -> int:

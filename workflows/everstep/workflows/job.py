@@ -7,6 +7,7 @@ time.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -20,7 +21,7 @@ from everstep.core.model import Alert, Assignment, CopyDamaged, MachineInfo, Ran
 from everstep.core.orders import FROM_THE_BEGINNING
 from everstep.core.record import TimelineEntry
 from everstep.core.vocabulary import Observer, Symptom
-from everstep.workflows import asking, options, ordering, restart, storage, story
+from everstep.workflows import asking, options, ordering, restart, storage, story, updating
 from everstep.workflows.incident import ResolveIncident
 from everstep.workflows.messages import (
     Eviction,
@@ -33,6 +34,7 @@ from everstep.workflows.messages import (
     TestedMachine,
 )
 from everstep.workflows.remembering import bar, remember, remember_eviction
+from everstep.workflows.standbys import Standbys
 from everstep.workflows.update_desk import Told, UpdateDesk
 
 MAX_RECENT_KEYS = 3_000
@@ -65,6 +67,12 @@ class RunJob(UpdateDesk):
         self._awaited_s: float | None = None
         self._asks_cluster = False
         self._showing: asyncio.Task[None] | None = None
+        self._places: dict[str, str] = {}
+
+        async def on_ready(machine: MachineInfo) -> None:
+            await self._tell_incident("machine_joined", machine)
+
+        self._standbys = Standbys(job, self._state, self._note, on_ready)
         if not self._state.codes:
             self._state.codes = list(job.earlier_code)
             self._state.codes = memory.with_version(
@@ -96,7 +104,7 @@ class RunJob(UpdateDesk):
                 if held.agent_pid != machine.agent_pid:
                     self.report_alerts([_replaced(held, machine)])
                 return
-        if any(known == machine for known in self._state.pool):
+        if machine in self._state.pool or machine in self._state.arriving:
             return
         if machine in self._state.in_test:
             # The open incident will say what comes of it.
@@ -105,14 +113,12 @@ class RunJob(UpdateDesk):
             bar(self._state, machine)
             workflow.logger.warning("%s was evicted too often to join by itself", machine.machine)
             return
-        self._state.pool = [k for k in self._state.pool if k.machine != machine.machine]
-        self._state.pool.append(machine)
         # What was said of an earlier agent of this name is no duplicate of what is said of this
         # one.
         self._state.recent_keys = [
             key for key in self._state.recent_keys if f"/{machine.machine}/" not in key
         ]
-        await self._tell_incident("machine_joined", machine)
+        await self._standbys.arrive(machine)
 
     @workflow.signal
     async def admit(self, name: str) -> None:
@@ -209,6 +215,7 @@ class RunJob(UpdateDesk):
             notes=tuple(self._state.notes),
             updates=tuple(self._state.updates),
             started_at_s=self._state.started_at_s,
+            standbys=self._standbys.status(),
         )
 
     # --- The life of a job -----------------------------------------------------------------------
@@ -217,6 +224,7 @@ class RunJob(UpdateDesk):
     async def run(self, job: JobInput, state: JobState | None = None) -> JobResult:
         """Start the job and see it through to its end."""
         self._asks_cluster = workflow.patched("asks-cluster")
+        self._care = asyncio.create_task(self._standbys.run())
         if self._state.assignment is None:
             await self._gather_machines()
             await self._first_start()
@@ -230,9 +238,9 @@ class RunJob(UpdateDesk):
             elif due := self._due_updates():
                 self._state.pending.append(self._call_for(due[0]))
             elif self._should_continue_as_new():
-                await workflow.wait_condition(workflow.all_handlers_finished)
+                await self._settle()
                 workflow.continue_as_new(args=[self._job, self._state])
-        await workflow.wait_condition(workflow.all_handlers_finished)
+        await self._settle()
         assignment = self._state.assignment
         assert assignment is not None  # noqa: S101 - the first start made it
         return JobResult(
@@ -242,6 +250,12 @@ class RunJob(UpdateDesk):
             started_at_s=self._state.started_at_s or 0.0,
             finished_at_s=workflow.now().timestamp(),
         )
+
+    async def _settle(self) -> None:
+        """Leave nothing half-done to whoever comes next."""
+        self._care.cancel()
+        await self._standbys.settle()
+        await workflow.wait_condition(workflow.all_handlers_finished)
 
     async def _gather_machines(self) -> None:
         """Wait for a machine for every slot, and a while for the standbys."""
@@ -256,17 +270,37 @@ class RunJob(UpdateDesk):
             )
         except TimeoutError:
             workflow.logger.warning("starting with %d of %d", len(self._state.pool), wanted)
-        places = await asking.places(spec) if self._asks_cluster else {}
-        by_name = sorted(
-            self._state.pool,
-            key=lambda info: (places.get(info.machine, ""), _natural(info.machine)),
-        )
+        self._places = await asking.places(spec) if self._asks_cluster else {}
+        late = wanted - len(self._state.pool)
+        await self._test_spares()
+        by_name = self._by_name()
         self._state.assignment = Assignment(
             attempt=1,
             slots=tuple(by_name[: spec.machines]),
             code_version=self._job.code_version,
         )
         self._state.pool = by_name[spec.machines :]
+        self._standbys.expect(late)
+
+    async def _test_spares(self) -> None:
+        """Test who will have no slot; the first start waits a while for them, no longer."""
+        spares = self._standbys.take_for_tests(self._by_name()[self._job.spec.machines :])
+        if not spares:
+            return
+        with contextlib.suppress(TimeoutError):
+            await workflow.wait_condition(
+                lambda: not any(info in self._state.arriving for info in spares),
+                timeout=timedelta(seconds=GATHERING_S),
+                timeout_summary="wait for the standbys' tests",
+            )
+        await workflow.wait_condition(lambda: len(self._state.pool) >= self._job.spec.machines)
+
+    def _by_name(self) -> list[MachineInfo]:
+        """Machines of the pool by where they stand, then by name."""
+        return sorted(
+            self._state.pool,
+            key=lambda info: (self._places.get(info.machine, ""), _natural(info.machine)),
+        )
 
     async def _first_start(self) -> None:
         """Start attempt 1; a machine that cannot is the first incident's alert."""
@@ -275,6 +309,13 @@ class RunJob(UpdateDesk):
         self._state.started_at_s = self._state.attempt_at_s = workflow.now().timestamp()
         if self._asks_cluster:
             self._showing = asyncio.create_task(asking.show_slots(self._job.spec, assignment))
+        if self._job.spec.code.prepare:
+            directory = self._job.code_directory
+            _, problems = await updating.prepare(self._job, directory, assignment.slots)
+            if problems:
+                text = "; ".join(problems)
+                self.report_alerts([_own_alert(Symptom.CODE_ERROR, assignment.attempt, None, text)])
+                return
         try:
             backup = self._job.spec.backup_plan()
             source = await self._first_source(assignment)
@@ -310,6 +351,7 @@ class RunJob(UpdateDesk):
         self._state.pending = []
         if not alerts:
             return
+        self._standbys.release()
         self._state.incidents += 1
         self._state.active = self._state.incidents
         self._state.handed = list(alerts)
@@ -391,15 +433,11 @@ class RunJob(UpdateDesk):
     def _concerns_us(self, alert: Alert) -> bool:
         """Whether an alert is about what the job has now; a bad standby just leaves the pool."""
         if alert.symptom is Symptom.AGENT_LOST:
-            self._state.pool = [
-                k
-                for k in self._state.pool
-                if k.machine != alert.machine or k.joined_at_s > alert.at_s
-            ]
+            self._standbys.gone(alert.machine, alert.at_s)
             return self._holds_slot(alert.machine) or self._state.active is not None
         if alert.subject and not alert.attempt:
             if alert.confident:
-                self._state.pool = [k for k in self._state.pool if k.machine != alert.machine]
+                self._standbys.gone(alert.machine)
             return self._holds_slot(alert.machine)
         if self._state.assignment is None:
             return False
@@ -432,6 +470,8 @@ class RunJob(UpdateDesk):
     def _something_to_do(self) -> bool:
         if self._state.pending or self._should_continue_as_new():
             return True
+        if self._care.done() and (failed := self._care.exception()) is not None:
+            raise failed
         if self._next_due_s() != self._awaited_s:
             return True
         return self._all_finished() and self._state.active is None

@@ -44,6 +44,21 @@ class JobInput:
     machines_per_batch: int = MACHINES_PER_BATCH
 
 
+@dataclass(frozen=True, slots=True)
+class Requested:
+    """Machines that a cluster was asked for.
+
+    Attributes:
+        number: Of the request, within the job.
+        at_s: When it was made.
+        count: How many of them have not come yet.
+    """
+
+    number: int
+    at_s: float
+    count: int
+
+
 @dataclass(slots=True)
 class JobState:
     """Everything that a job's workflow carries through continue-as-new.
@@ -70,6 +85,13 @@ class JobState:
         in_test: Evicted machines whose agents live on and are tested by the open incident.
         updates: Changes that were asked for, oldest first, bounded.
         num_updates: How many were accepted so far.
+        arriving: Machines that have joined and are tested before they count as standbys.
+        requested: Machines that the cluster was asked for and that have not come yet.
+        num_requests: How often it was asked.
+        num_tests: How many tests of machines without a slot were ordered.
+        tested_at_s: When all standbys had last been tested again.
+        refused: How many machines in a row were lost or refused before they became standbys.
+        refused_at_s: When the last of them was.
     """
 
     assignment: Assignment | None = None
@@ -93,6 +115,34 @@ class JobState:
     in_test: list[MachineInfo] = field(default_factory=list[MachineInfo])
     updates: list[Update] = field(default_factory=list[Update])
     num_updates: int = 0
+    arriving: list[MachineInfo] = field(default_factory=list[MachineInfo])
+    requested: list[Requested] = field(default_factory=list[Requested])
+    num_requests: int = 0
+    num_tests: int = 0
+    tested_at_s: float = 0.0
+    refused: int = 0
+    refused_at_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class StandbyStatus:
+    """How many standbys a job should have, and who is on the way.
+
+    Attributes:
+        wanted: How many there should be.
+        failure_rate_per_day: The rate that this follows from; None where the spec says how many.
+        failures: Machines of the job that failed so far.
+        machine_days: Days that its machines have run, summed over machines.
+        arriving: Machines that are tested before they count.
+        asked_for: How many the cluster was asked for that have not joined yet.
+    """
+
+    wanted: int
+    failure_rate_per_day: float | None
+    failures: int
+    machine_days: float
+    arriving: tuple[str, ...]
+    asked_for: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +163,7 @@ class JobStatus:
     notes: tuple[TimelineEntry, ...] = ()
     updates: tuple[Update, ...] = ()
     started_at_s: float | None = None
+    standbys: StandbyStatus | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +269,8 @@ class EvictOrder:
 
     Attributes:
         machine: The machine, with the process id of the agent that is meant.
-        incident: Which incident ordered it; with the machine, what makes the order idempotent.
+        incident: Which incident ordered it, 0 for a machine that had no slot; with the machine,
+            what makes the order idempotent.
         reason: One sentence for the record.
         job: Name of the job.
     """

@@ -147,11 +147,13 @@ START = CallOptions(
     heartbeat=timedelta(seconds=2),
 )
 PREPARE = CallOptions(
-    # Reads a repository from a shared folder, hundreds of megabytes at worst, while training runs.
-    start_to_close=timedelta(minutes=5),
-    schedule_to_close=timedelta(minutes=10),
-    schedule_to_start=_ANSWER,
-    heartbeat=timedelta(seconds=2),
+    # Reads a repository from a shared folder, and may compile it, while training runs; heartbeats
+    # tell a dead agent at once, and what hangs is given up by the agent when the spec says.
+    start_to_close=timedelta(hours=6),
+    schedule_to_close=timedelta(hours=12),
+    # Nobody is in a hurry, and a host that is busy with its ranks would else refuse an update.
+    schedule_to_start=timedelta(minutes=1),
+    heartbeat=timedelta(seconds=10),
 )
 TRACE = CallOptions(
     # Each process has a few seconds of its own, at most 32 of a machine's are asked at once; one

@@ -27,8 +27,8 @@ from everstep.workflows.messages import (
     UpdatesMade,
 )
 
-HEARD_WITHIN = timedelta(seconds=10)
-"""How long an incident takes at most to hear something: a workflow task, on a starved host."""
+HEARD_WITHIN = timedelta(seconds=30)
+"""How long an incident takes at most to hear something: milliseconds, but on a starved host."""
 
 Told = MachineInfo | CopyDamaged | list[Alert] | list[Update] | None
 """What a job passes on to its open incident."""
@@ -181,8 +181,7 @@ class UpdateDesk(ABC):
         assert assignment is not None  # noqa: S101 - else the validator has refused it
         version, problems = "", list[str]()
         if request.directory:
-            machines = [*assignment.slots, *self._state.pool]
-            version, problems = await updating.prepare(self._job, request.directory, machines)
+            version, problems = await self._prepare(request.directory)
         if problems:
             self._note(f"update of {request.author} refused: {'; '.join(problems)}")
             return UpdateAnswer(None, tuple(problems))
@@ -204,6 +203,20 @@ class UpdateDesk(ABC):
         if update.urgent:
             self._state.pending.append(self._call_for(update))
         return UpdateAnswer(update)
+
+    async def _prepare(self, directory: str) -> tuple[str, list[str]]:
+        """Let all machines look at the code, and who joins meanwhile."""
+        looked: list[MachineInfo] = []
+        version, problems = "", list[str]()
+        while not problems and (machines := [i for i in self._machines() if i not in looked]):
+            looked += machines
+            version, problems = await updating.prepare(self._job, directory, machines)
+        return version, problems
+
+    def _machines(self) -> list[MachineInfo]:
+        """Those with a slot, and those that may get one."""
+        assignment = self._state.assignment
+        return [*(() if assignment is None else assignment.slots), *self._state.pool]
 
     @abstractmethod
     def _note(self, text: str, at_s: float | None = None) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from everstep.workers.local.leash import leashed
+from everstep.agent.leash import leashed
 
 logger = logging.getLogger(__name__)
 

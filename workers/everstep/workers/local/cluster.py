@@ -179,7 +179,10 @@ class LocalRun:
     def _write_spec(self, code: Path) -> None:
         """Keep the spec as it is now, for processes that may start when its code has moved."""
         spec = self._spec.model_dump(mode="json", exclude_unset=True)
-        spec["code"] = {"directory": str(code)}
+        # What prepares a version prepares this copy, too.
+        spec["code"] = {**spec["code"], "directory": str(code)}
+        for source in ("git", "ref", "previous"):
+            spec["code"].pop(source, None)
         self._folder.spec.touch(mode=0o600)
         text = yaml.safe_dump(spec, sort_keys=False)  # pyright: ignore[reportUnknownMemberType]
         self._folder.spec.write_text(text)
@@ -329,6 +332,7 @@ class LocalRun:
             self._folder.write_state(
                 slots=list(slots),
                 standbys=[info.machine for info in status.pool],
+                standby_plan=None if status.standbys is None else asdict(status.standbys),
                 evicted=list(status.evicted),
                 job_started_at_s=status.started_at_s,
                 notes=[[note.at_s, note.text] for note in status.notes],

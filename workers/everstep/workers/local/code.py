@@ -10,12 +10,12 @@ import tempfile
 from pathlib import Path
 
 from everstep.agent.code import digest
+from everstep.agent.leash import leashed
 from everstep.core.errors import InputError
 from everstep.core.memory import CodeVersion
 from everstep.spec.job import JobSpec
 from everstep.spec.policies import CodeSource
 from everstep.workers.local.folder import RunFolder
-from everstep.workers.local.leash import leashed
 
 LEFT_OUT = (".git", ".venv", "__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache", "runs")
 """Never part of a version: histories, environments, caches, and runs."""

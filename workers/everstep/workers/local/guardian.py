@@ -51,6 +51,7 @@ def sweep(machines: Path) -> None:
     """Kill all that carries the mark of one of the machines."""
     for directory in machines.iterdir():
         process.kill_strays(str(directory), None, PATIENCE_S)
+        process.kill_strays(f"{directory}{process.PREPARING}", None, PATIENCE_S)
 
 
 if __name__ == "__main__":
