@@ -110,7 +110,7 @@ def test_a_job_trains_on_what_its_manifests_say(
     kind: str, tmp_path: Path, temporal_address: str
 ) -> None:
     given, objects = everything(tmp_path, kind, temporal_address)
-    # The API server's part is tested where there is one (tests/e2e/test_kubernetes.py).
+    # The API server's part is tested where there is one (tests/e2e/test_in_cluster.py).
     with hosting(tmp_path, objects, {"EVERSTEP_CLUSTER": "local"}) as host:
         agents = start_everything(host, objects)
         asyncio.run(start(temporal_address, given))
