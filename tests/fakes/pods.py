@@ -166,6 +166,8 @@ class Host:
             where = entry.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath")
             given[entry["name"]] = fields[where] if where else entry["value"]
         mounts = {m["mountPath"]: volumes[m["name"]] for m in container["volumeMounts"]}
+        # A place that orders name, too, lies where they name it.
+        mounts = {p: f for p, f in mounts.items() if not p.startswith(str(self._folder))}
         given = {name: self._here(value, mounts) for name, value in given.items()}
         command = [self._here(part, mounts) for part in container["command"]]
         for name, value in given.items():
