@@ -24,7 +24,7 @@ from typing import Any
 
 Object = dict[str, Any]
 
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 _ADDRESSES = itertools.count(16)
 
 
