@@ -128,7 +128,8 @@ class Host:
             )
         probe = container["readinessProbe"]["httpGet"]
         ports = {port["name"]: int(port["containerPort"]) for port in container.get("ports", ())}
-        port = ports.get(probe["port"], probe["port"])
+        named: int | str = probe["port"]
+        port = ports[named] if isinstance(named, str) else named
         asked = probe.get("host", address)
         pod = Pod(
             name,
@@ -137,7 +138,7 @@ class Host:
             process,
             log,
             probe["path"],
-            int(port),
+            port,
             spec["terminationGracePeriodSeconds"],
         )
         self.pods.append(pod)

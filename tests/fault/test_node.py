@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 from temporalio.client import Client
-from temporalio.contrib.pydantic import pydantic_data_converter
 from tests.fakes.kube.where import anywhere
 from tests.fakes.pods import hosting
 from tests.unit.test_submit import write
@@ -19,6 +18,7 @@ from everstep.core import names
 from everstep.core.errors import UnobservableError
 from everstep.workers.cluster.install import Installation, manifests
 from everstep.workers.cluster.submit import Target, job_input, submission
+from everstep.workers.payloads import DATA_CONVERTER
 from everstep.workers.starting import start_job
 
 PATIENCE_S = 30.0
@@ -46,7 +46,7 @@ async def signals(client: Client, job: str) -> str:
 async def test_a_kernels_line_reaches_the_job_of_the_node(
     kernel_log: Path, tmp_path: Path, temporal_address: str
 ) -> None:
-    client = await Client.connect(temporal_address, data_converter=pydantic_data_converter)
+    client = await Client.connect(temporal_address, data_converter=DATA_CONVERTER)
     job, disk = f"node-{uuid.uuid4().hex[:8]}", uuid.uuid4().hex[:8]
     given = submission(write(tmp_path, name=job), Target("everstep", "controller:1"))
     await start_job(client, job_input(given, from_scratch=False))

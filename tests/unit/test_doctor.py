@@ -99,6 +99,7 @@ async def test_a_cluster_that_has_everything(cluster: Cluster, config: Path) -> 
     assert accounts == {
         "system:serviceaccount:everstep:everstep-controller",
         "system:serviceaccount:everstep:everstep-analyzer",
+        "system:serviceaccount:everstep:everstep-node",
     }
 
 

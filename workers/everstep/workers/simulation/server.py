@@ -14,9 +14,9 @@ from temporalio.api.operatorservice.v1 import AddSearchAttributesRequest
 from temporalio.api.testservice.v1 import UnlockTimeSkippingRequest
 from temporalio.client import Client
 
+from everstep.agent.leash import leashed
 from everstep.core.errors import InputError, TransientError
 from everstep.workers.local import ports
-from everstep.workers.local.leash import leashed
 from everstep.workers.payloads import DATA_CONVERTER
 from everstep.workflows import story
 
