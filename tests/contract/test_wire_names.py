@@ -113,6 +113,7 @@ def test_workflow_signal_and_query_names_are_pinned() -> None:
             "push_update",
             "ranks_finished",
             "report_alerts",
+            "standby_refused",
             "updates_heard",
             "updates_made",
         ],

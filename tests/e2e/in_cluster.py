@@ -24,6 +24,7 @@ from everstep.activities.kube.connection import Json
 from everstep.core import names
 from everstep.core.kubernetes.objects import entries
 from everstep.core.kubernetes_names import LABEL_ROLE, LABEL_SLOT, TOPOLOGY_RACK, standby_set
+from everstep.core.model import MachineInfo
 from everstep.core.record import IncidentRecord
 from everstep.spec.job import JobSpec
 from everstep.spec.load import load_spec
@@ -76,6 +77,14 @@ class InCluster:
 
     async def status(self) -> JobStatus:
         return await self.handle.query(RunJob.status)
+
+    async def standby(self) -> MachineInfo:
+        """Wait for a machine that waits for a slot."""
+        deadline_s = time.monotonic() + PATIENCE_S
+        while not (pool := (await self.status()).pool):
+            assert time.monotonic() < deadline_s, f"no standby\n{await self.explain()}"
+            await asyncio.sleep(0.1)
+        return pool[0]
 
     async def pods(self) -> list[Json]:
         items: list[Json] = (await self.where.api.get(self.where.pods))["items"]

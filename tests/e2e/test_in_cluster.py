@@ -36,6 +36,7 @@ def waiter(folder: Path) -> dict[str, object]:
         "gpus_per_machine": 1,
         "parallelism": {"dp": 2},
         "topology_label": TOPOLOGY_RACK,
+        "standby": {"count": 1, "self_check": False},
     }
 
 
@@ -76,6 +77,9 @@ async def test_a_job_on_pods_loses_a_node_and_a_pod_and_is_changed(
         }
         assert conditions["EverstepQuarantined"].startswith(f"{run.spec.name}, incident 1: ")
         assert run.incidents[0].finding.symptom is Symptom.AGENT_LOST
+
+        # Its pod hangs, so the set of standbys grows by one that takes the used one's place.
+        assert (await run.standby()).machine not in (lost, standby.machine)
 
         # Somebody deletes a pod: the watch says so, and its set brings another.
         gone = (await run.shown())["0"]

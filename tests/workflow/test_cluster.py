@@ -30,6 +30,7 @@ async def test_the_cluster_shows_who_holds_which_slot(temporal_address: str) -> 
         await world.advance(2, 20)
         await control.until(lambda r: r.outcome is Outcome.RECOVERED)
         told = [entry.text for entry in control.archive.records[1].timeline]
+        assert all(info.machine != "m4" for info in (await control.status()).pool)
     assert "standby m4 is refused: node m4 is in quarantine" in told
     assert any("eviction of m3 waits for its budget: pod m3" in text for text in told)
     assert control.archive.records[1].replacements == ("m5",)

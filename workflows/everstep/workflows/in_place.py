@@ -131,6 +131,7 @@ async def _fill_slots(now: Situation) -> None:
             now.pool = [known for known in now.pool if known.machine != taken.machine]
             if taken.machine in refused:
                 now.story.tell(f"standby {taken.machine} is refused: {refused[taken.machine]}")
+                await now.tell_job("standby_refused", taken.machine)
             else:
                 _take(now, slot, taken)
 

@@ -157,6 +157,11 @@ class RunJob(UpdateDesk):
         self._state.pool = [k for k in self._state.pool if k.machine not in held]
 
     @workflow.signal
+    def standby_refused(self, name: str) -> None:
+        """The cluster minds a standby: it is none, until its agent joins anew."""
+        self._state.pool = [known for known in self._state.pool if known.machine != name]
+
+    @workflow.signal
     def machine_evicted(self, eviction: Eviction) -> None:
         """The open incident has taken a machine out."""
         remember_eviction(self._state, eviction)

@@ -283,7 +283,13 @@ class Situation:
     async def tell_job(
         self,
         signal: str,
-        value: Assignment | Eviction | TestedMachine | IncidentResult | UpdatesMade | UpdatesHeard,
+        value: Assignment
+        | Eviction
+        | TestedMachine
+        | IncidentResult
+        | UpdatesMade
+        | UpdatesHeard
+        | str,
     ) -> None:
         """Signal the job; a job that is gone needs no telling."""
         job_id = names.job_workflow_id(self.job.spec.name)
