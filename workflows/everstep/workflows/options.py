@@ -196,6 +196,21 @@ EVICT = CallOptions(
     schedule_to_close=timedelta(minutes=10),
     heartbeat=timedelta(seconds=3),
 )
+EVICT_PATIENCE = timedelta(seconds=5)
+"""How long a recovery waits for evictions: local processes are gone in milliseconds, and a cluster
+has its marks. A pod, or an API server, that takes longer is no reason to wait."""
+
+CLUSTER_MARK = CallOptions(
+    # A few requests to an API server, for people to see; what does not come soon matters no more.
+    start_to_close=timedelta(seconds=30),
+    schedule_to_close=timedelta(minutes=1),
+    heartbeat=timedelta(seconds=5),
+)
+CLAIM = CallOptions(
+    # Three requests a machine, side by side; recovery waits for it, and no longer than this.
+    start_to_close=timedelta(seconds=3),
+    schedule_to_close=timedelta(seconds=3),
+)
 REQUEST_MACHINES = CallOptions(
     # Writes a file, or talks to an API server; nothing waits for it but the note that it was done.
     start_to_close=timedelta(seconds=30),
