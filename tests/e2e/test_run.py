@@ -48,6 +48,7 @@ def test_ranks_and_a_machine_lost_when_dp_groups_keep_their_state_once(
     assert all(not entry["failed"] for entry in done.effects("restored"))
 
 
+@pytest.mark.soak
 def test_a_machine_that_is_missing_comes_by_itself_and_is_tested(
     tmp_path: Path, small_undisturbed: dict[int, str]
 ) -> None:
