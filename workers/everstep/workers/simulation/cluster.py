@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -129,7 +130,9 @@ class SimulatedCluster(
         self.records: dict[int, IncidentRecord] = {}
         self.missed: set[int] = set()
         self.from_s = 0.0
+        self.begun = asyncio.Event()
         self._signals, self._progress = signals, progress
+        self._asked_at_s = time.monotonic()
         self._disturb: Callable[[], None] | None = None
         self._disturbed: list[int] = []
         self._machines = Machines(world)
@@ -221,6 +224,7 @@ class SimulatedCluster(
         if not self._machines.begins(order.attempt):
             return
         self._machines.begin(order, at_s)
+        self.begun.set()
         strike = self.world.strike
         if strike is not None:
             self._at(strike.alert_at_s, lambda: self._notice(strike))
@@ -357,11 +361,17 @@ class SimulatedCluster(
 
     # --- Time -------------------------------------------------------------------------------------
 
+    def idle_s(self) -> float:
+        """Real seconds since anything was asked of the cluster."""
+        return time.monotonic() - self._asked_at_s
+
     def _now_s(self) -> float:
+        self._asked_at_s = time.monotonic()
         return _of(activity.info().started_time) - self.from_s
 
     def _ordered_s(self) -> float:
         """When the order was given, however often it is tried."""
+        self._asked_at_s = time.monotonic()
         return _of(activity.info().scheduled_time) - self.from_s
 
     def _unless_past(self, ready_s: float) -> None:
