@@ -123,6 +123,22 @@ def test_wrong_options_are_told(tmp_path: Path, options: tuple[str, ...], told: 
     assert told in complaint(tmp_path, *options)
 
 
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("--seeds", "2"), "--seeds: 2 runs take too long"),
+        (("--policy", "requeue.yaml"), "'restart all, requeue' is not what the workflows do"),
+        (("--policy", "retry_first.yaml"), "'retry first' is not what the workflows do"),
+    ],
+)
+def test_what_the_workflows_cannot_be_asked_for_is_told(
+    tmp_path: Path, options: tuple[str, str], told: str
+) -> None:
+    option, value = options
+    given = str(EXAMPLES / "policies" / value) if option == "--policy" else value
+    assert told in complaint(tmp_path, "--engine", "workflows", option, given)
+
+
 def test_two_policies_of_one_name_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "policy.yaml"
     path.write_text("name: everstep\n")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -52,7 +53,6 @@ from everstep.workflows.messages import (
     Evicted,
     EvictOrder,
     JudgeOrder,
-    MachineRequest,
     PageOrder,
     UpdateRequest,
 )
@@ -130,7 +130,9 @@ class SimulatedCluster(
         self.records: dict[int, IncidentRecord] = {}
         self.missed: set[int] = set()
         self.from_s = 0.0
+        self.begun = asyncio.Event()
         self._signals, self._progress = signals, progress
+        self._asked_at_s = time.monotonic()
         self._disturb: Callable[[], None] | None = None
         self._disturbed: list[int] = []
         self._machines = Machines(world)
@@ -144,8 +146,7 @@ class SimulatedCluster(
         return [
             self.let_happen, self.answer, self.stop, self.restore, self.look_at_storage, self.start,
             self.prepare, self.check, self.replay, self.trace, self.judge, self.await_step,
-            self.evict, self.request_machines, self.save_incident, self.page,
-            *self.unshown(),
+            self.evict, self.save_incident, self.page, *self.unshown(),
         ]  # fmt: skip
 
     def disturb(self, kill: Callable[[], None], times: int, faults: int) -> None:
@@ -223,6 +224,7 @@ class SimulatedCluster(
         if not self._machines.begins(order.attempt):
             return
         self._machines.begin(order, at_s)
+        self.begun.set()
         strike = self.world.strike
         if strike is not None:
             self._at(strike.alert_at_s, lambda: self._notice(strike))
@@ -324,16 +326,6 @@ class SimulatedCluster(
         await self._signals.changed()
         return Evicted()
 
-    @activity.defn(name="cluster.request_machines")
-    async def request_machines(self, request: MachineRequest) -> None:
-        """Bring nothing more: each eviction has another machine join as it is.
-
-        Effect: none.
-        Idempotent by: having none.
-        Heartbeats: no.
-        Gives up when: never.
-        """
-
     @activity.defn(name="archive.save_incident")
     async def save_incident(self, record: IncidentRecord) -> None:
         """Keep the record; a held one calls a person.
@@ -366,11 +358,17 @@ class SimulatedCluster(
 
     # --- Time -------------------------------------------------------------------------------------
 
+    def idle_s(self) -> float:
+        """Real seconds since anything was asked of the cluster."""
+        return time.monotonic() - self._asked_at_s
+
     def _now_s(self) -> float:
+        self._asked_at_s = time.monotonic()
         return _of(activity.info().started_time) - self.from_s
 
     def _ordered_s(self) -> float:
         """When the order was given, however often it is tried."""
+        self._asked_at_s = time.monotonic()
         return _of(activity.info().scheduled_time) - self.from_s
 
     def _unless_past(self, ready_s: float) -> None:

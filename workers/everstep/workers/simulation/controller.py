@@ -12,8 +12,8 @@ from temporalio.worker import Worker
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
 
 from everstep.workers import runtime, stopping
+from everstep.workers.payloads import DATA_CONVERTER
 from everstep.workers.simulation.redirect import Redirect
-from everstep.workers.simulation.server import CONVERTER
 from everstep.workflows import simulated
 from everstep.workflows.order_machines import OrderMachines
 from everstep.workflows.simulated import OrderSimulated, SimulateFate
@@ -25,10 +25,15 @@ WORKFLOWS = [
 ]
 
 
-async def main(address: str, queue: str) -> int:
+COLD = "cold"
+"""Asks for a controller that reads every workflow anew for each of its tasks: the time-skipping
+server never takes a task back that it has given to a controller which remembered the workflow."""
+
+
+async def main(address: str, queue: str, memory: str = "") -> int:
     """Poll until told to stop."""
     stop = stopping.stop_requested()
-    client = await Client.connect(address, data_converter=CONVERTER)
+    client = await Client.connect(address, data_converter=DATA_CONVERTER)
     async with Worker(
         client,
         task_queue=queue,
@@ -37,6 +42,7 @@ async def main(address: str, queue: str) -> int:
         workflow_failure_exception_types=list(runtime.WORKFLOW_FAILURE_TYPES),
         sticky_queue_schedule_to_start_timeout=runtime.STICKY_TIMEOUT,
         interceptors=[Redirect()],
+        max_cached_workflows=0 if memory == COLD else 1000,
     ):
         await stop.wait()
     return 0
@@ -52,4 +58,4 @@ def _runner() -> SandboxedWorkflowRunner:
 
 if __name__ == "__main__":
     stopping.die_with_parent()
-    runtime.run_process(main(*sys.argv[1:3]))
+    runtime.run_process(main(*sys.argv[1:4]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import subprocess
 import sys
@@ -20,9 +21,10 @@ from everstep.core.simulation.setting import Setting
 from everstep.core.simulation.world import Strike, World
 from everstep.spec.job import JobSpec
 from everstep.workers.simulation.cluster import Signals, SimulatedCluster
+from everstep.workers.simulation.controller import COLD
 from everstep.workers.simulation.machines import CODE, info_of
 from everstep.workers.simulation.redirect import SUFFIX
-from everstep.workers.simulation.server import let_time_pass, skipping
+from everstep.workers.simulation.server import keep_time_passing, let_time_pass, skipping
 from everstep.workflows import options, story
 from everstep.workflows.incident import ResolveIncident
 from everstep.workflows.job import RunJob
@@ -35,6 +37,14 @@ comes near a limit when the machines of a batch leave nothing in it."""
 
 STOPS_WITHIN_S = 10.0
 
+BEGINS_WITHIN_S = 120.0
+
+IDLE_S = 10.0
+"""Real time after which nobody works any more: a workflow's task takes two seconds at most."""
+
+IDLE_WITH_KILLS_S = 40.0
+"""The same where a controller may have to be started first, on a busy machine."""
+
 
 class Controllers:
     """One controller at a time, in a process of its own.
@@ -42,11 +52,12 @@ class Controllers:
     Args:
         address: The server's.
         queue: The controllers' queue.
+        cold: Whether they will be killed, and may therefore remember no workflow.
     """
 
-    def __init__(self, address: str, queue: str) -> None:
+    def __init__(self, address: str, queue: str, cold: bool) -> None:
         self._command = [sys.executable, "-m", "everstep.workers.simulation.controller"]
-        self._command += [address, queue]
+        self._command += [address, queue, *([COLD] if cold else [])]
         self._process: subprocess.Popen[bytes] | None = None
         self.killed = 0
 
@@ -99,7 +110,7 @@ async def simulate(setting: Setting, faults: Sequence[Fault], given: Given) -> R
     """
     queue = f"{names.CONTROLLER_QUEUE}.simulated"
     world = World(setting, faults)
-    async with skipping() as client, _controlled(client, queue) as controllers:
+    async with skipping() as client, _controlled(client, queue, given.kills > 0) as controllers:
         cluster = _cluster(client, world, given)
         cluster.disturb(controllers.kill, given.kills, len(faults))
         async with Worker(
@@ -112,16 +123,23 @@ async def simulate(setting: Setting, faults: Sequence[Fault], given: Given) -> R
                 SimulateFate.run, id=_fate(given.spec), task_queue=queue
             )
             job = await _start_job(client, queue, world, given)
+            # Before a controller is there, nothing would keep time from passing.
+            await asyncio.wait_for(cluster.begun.wait(), BEGINS_WITHIN_S)
             await let_time_pass(client)
-            await fate.result()
+            most_s = IDLE_S if given.kills == 0 else IDLE_WITH_KILLS_S
+            keeping = asyncio.create_task(keep_time_passing(client, cluster.idle_s, most_s))
+            try:
+                await fate.result()
+            finally:
+                keeping.cancel()
             with contextlib.suppress(RPCError):
                 await job.terminate("its days are over")
     return _run(cluster, setting)
 
 
 @contextlib.asynccontextmanager
-async def _controlled(client: Client, queue: str) -> AsyncGenerator[Controllers]:
-    controllers = Controllers(client.service_client.config.target_host, queue)
+async def _controlled(client: Client, queue: str, cold: bool) -> AsyncGenerator[Controllers]:
+    controllers = Controllers(client.service_client.config.target_host, queue, cold)
     controllers.start()
     try:
         yield controllers

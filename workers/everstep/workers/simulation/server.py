@@ -6,14 +6,14 @@ import asyncio
 import contextlib
 import shutil
 import sys
-from collections.abc import AsyncGenerator
-from dataclasses import replace
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 
 from temporalio.api.enums.v1 import IndexedValueType
 from temporalio.api.operatorservice.v1 import AddSearchAttributesRequest
 from temporalio.api.testservice.v1 import UnlockTimeSkippingRequest
 from temporalio.client import Client
+from temporalio.service import RPCError
 
 from everstep.agent.leash import leashed
 from everstep.core.errors import InputError, TransientError
@@ -24,9 +24,7 @@ from everstep.workflows import story
 BINARY = "temporal-test-server"
 HOST = "127.0.0.1"
 PATIENCE_S = 60.0
-
-CONVERTER = replace(DATA_CONVERTER, payload_codec=None)
-"""Nothing is kept of these histories, so nothing in them needs to be small."""
+LOOK_EVERY_S = 1.0
 
 _KINDS = {
     "Keyword": IndexedValueType.INDEXED_VALUE_TYPE_KEYWORD,
@@ -79,11 +77,30 @@ async def let_time_pass(client: Client) -> None:
     await client.test_service.unlock_time_skipping(UnlockTimeSkippingRequest())
 
 
+async def keep_time_passing(client: Client, idle_s: Callable[[], float], most_s: float) -> None:
+    """Let time pass again whenever nobody has worked for a while, until this is cancelled.
+
+    When a workflow has continued as new before its child ends, the server holds time for ever for
+    that child's end.
+
+    Args:
+        client: Of the server.
+        idle_s: How long nobody has worked, real seconds.
+        most_s: How long that may be for other reasons.
+    """
+    while True:
+        await asyncio.sleep(max(LOOK_EVERY_S, most_s - idle_s()))
+        if idle_s() >= most_s:
+            # Refused where time passes already.
+            with contextlib.suppress(RPCError):
+                await let_time_pass(client)
+
+
 async def _connected(address: str) -> Client:
     deadline_s = asyncio.get_running_loop().time() + PATIENCE_S
     while True:
         try:
-            return await Client.connect(address, data_converter=CONVERTER)
+            return await Client.connect(address, data_converter=DATA_CONVERTER)
         except RuntimeError as error:
             if asyncio.get_running_loop().time() > deadline_s:
                 raise TransientError(f"{BINARY} does not answer at {address}") from error
