@@ -115,11 +115,14 @@ def test_a_job_trains_on_what_its_manifests_say(
     given, objects = everything(tmp_path, kind, temporal_address)
     # The API server's part is tested where there is one (tests/e2e/test_in_cluster.py).
     with hosting(tmp_path, objects, {"EVERSTEP_CLUSTER": "local"}) as host:
+        # Where the cluster that stands in here is asked for further machines; nobody answers.
+        jobs = host.claim(given.spec.pods.volume_claim) / "jobs"
+        (jobs / "requests").mkdir(parents=True)
         agents = start_everything(host, objects)
         asyncio.run(start(temporal_address, given))
         for pod in host.pods:
             pod.wait_ready()
-        run = RunFolder(host.claim(given.spec.pods.volume_claim) / "jobs" / given.job)
+        run = RunFolder(jobs / given.job)
         until(lambda: run.steps.exists() and len(run.steps.read_text().splitlines()) > 3, "steps")
         # The node of the first training pod goes, with all that runs on it.
         agents[0].process.kill()
