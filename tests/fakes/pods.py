@@ -24,7 +24,7 @@ from typing import Any
 
 Object = dict[str, Any]
 
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 _ADDRESSES = itertools.count(16)
 
 
@@ -166,6 +166,8 @@ class Host:
             where = entry.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath")
             given[entry["name"]] = fields[where] if where else entry["value"]
         mounts = {m["mountPath"]: volumes[m["name"]] for m in container["volumeMounts"]}
+        # A place that orders name, too, lies where they name it.
+        mounts = {p: f for p, f in mounts.items() if not p.startswith(str(self._folder))}
         given = {name: self._here(value, mounts) for name, value in given.items()}
         command = [self._here(part, mounts) for part in container["command"]]
         for name, value in given.items():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, strategies as st
 
@@ -69,6 +71,21 @@ def test_standing_still_for_a_checkpoint_is_no_training() -> None:
     spent = totals(ledger(seen, [], 10.0, 14.0))
     # Less than a hundredth of a step is none, and none is longer than its step.
     assert (spent[Spent.CHECKPOINT], spent[Spent.PRODUCTIVE]) == (1.25, 2.75)
+
+
+def test_ranks_that_go_on_while_the_fault_is_known() -> None:
+    """A NaN is seen after step 2, and step 3 is made all the same: then tests take 4 s."""
+    marks = ((12.5, Spent.DETECT), (12.6, Spent.LOCATE), (17.0, Spent.RESTART))
+    spent = totals(ledger(AFTER, [incident(1, *marks)], 0.0, 22.0))
+    assert (spent[Spent.PRODUCTIVE], spent[Spent.DETECT]) == (4.0, 0.0)
+    assert (spent[Spent.LOCATE], spent[Spent.RESTART], spent[Spent.REDONE]) == (4.0, 2.0, 1.0)
+    # An incident that was over, as the ranks went on, says nothing of what came later.
+    over = replace(incident(1, *marks[:2]), closed_at_s=12.8)
+    spent = totals(ledger(AFTER, [over, incident(2, (14.0, Spent.LOCATE))], 0.0, 22.0))
+    assert (spent[Spent.REDONE], spent[Spent.LOCATE]) == (1.0 + 1.0, 5.0)
+    # One that still is at it.
+    still = replace(incident(1, *marks[:2]), closed_at_s=None)
+    assert totals(ledger(STEPS, [still], 0.0, 20.0))[Spent.LOCATE] == 7.0
 
 
 def test_a_wish_is_no_failure() -> None:

@@ -33,18 +33,28 @@ class Told:
     Attributes:
         symptom: The last that was found.
         rungs: In order.
-        lost_s: Seconds by class until training went on, `restart` with the first step in it.
-        step_at_s: When the first new step was seen.
+        moments: What training was kept up by, from when on, until its first new step.
     """
 
     symptom: str = ""
     rungs: list[str] = field(default_factory=list[str])
-    lost_s: dict[str, float] = field(default_factory=dict[str, float])
-    step_at_s: float | None = None
+    moments: list[tuple[float, str]] = field(default_factory=list[tuple[float, str]])
 
     @property
     def mechanism(self) -> str:
         return next((rung for rung in reversed(self.rungs) if rung not in TESTS), "none")
+
+    def lost_s(self, steps: Sequence[StepSeen]) -> dict[str, float]:
+        """Seconds by class from the last step before its restart, which has the first step in it.
+
+        Ranks may go on for a while when somebody has seen the fault.
+        """
+        restart_s = next(at_s for at_s, what in self.moments if what == "restart")
+        stands_s = max(seen.at_s for seen in steps if seen.at_s < restart_s)
+        lost_s: dict[str, float] = {}
+        for (begin_s, what), (end_s, _) in pairwise(self.moments):
+            lost_s[what] = lost_s.get(what, 0.0) + max(0.0, end_s - max(begin_s, stands_s))
+        return lost_s
 
 
 def seconds(moment: Timestamp) -> float:
@@ -84,8 +94,7 @@ def decisions(history: WorkflowHistory) -> dict[int, float]:
 def incident(history: WorkflowHistory) -> Told:
     """Read one incident that restarted the job once."""
     told = Told()
-    for (begin_s, what), (end_s, _) in pairwise(_moments(history, told)):
-        told.lost_s[what] = told.lost_s.get(what, 0.0) + end_s - begin_s
+    told.moments += _moments(history, told)
     return told
 
 
@@ -116,9 +125,8 @@ def _moments(history: WorkflowHistory, told: Told) -> Iterator[tuple[float, str]
         ):
             waits.add(event.event_id)
         done = event.activity_task_completed_event_attributes
-        if done.scheduled_event_id in waits and told.step_at_s is None:
-            told.step_at_s = float(loaded(done.result.payloads[0])["at_s"])
-            yield told.step_at_s, "trains"
+        if done.scheduled_event_id in waits:
+            yield float(loaded(done.result.payloads[0])["at_s"]), "trains"
             return
 
 
@@ -173,7 +181,7 @@ def compare(
     lost_s: dict[str, float] = {kind: 0.0 for kind in kinds}  # noqa: C420 - else keys are literals
     for incident_ in told:
         wished = incident_.mechanism == "update"
-        for kind, sum_s in incident_.lost_s.items():
+        for kind, sum_s in incident_.lost_s(steps).items():
             lost_s["update" if wished and kind != "held" else kind] += sum_s
         # Its last moments are the first step itself, and training.
         lost_s["update" if wished else "restart"] -= usual_s

@@ -18,10 +18,10 @@ from typing import Any
 
 import pytest
 from temporalio.client import Client, WorkflowHandle, WorkflowUpdateFailedError
-from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.service import RPCError
 from temporalio.worker import Worker
 
+from everstep.activities.archive import FileArchive
 from everstep.cli import commands
 from everstep.core import names
 from everstep.core.model import Assignment, MachineInfo
@@ -31,6 +31,7 @@ from everstep.core.vocabulary import Outcome
 from everstep.spec.job import JobSpec
 from everstep.workers import runtime
 from everstep.workers.local.folder import RunFolder
+from everstep.workers.payloads import DATA_CONVERTER
 from everstep.workflows.incident import ResolveIncident
 from everstep.workflows.job import RunJob
 from everstep.workflows.messages import (
@@ -104,16 +105,13 @@ async def desk(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
     asking: bool = True,
-    probation_s: float = 0.3,
 ) -> AsyncGenerator[Desk]:
     """A job that trains, and a folder that says where."""
     # The commands set them for their process.
     monkeypatch.setenv("TEMPORAL_ADDRESS", "")
     monkeypatch.setenv("TEMPORAL_NAMESPACE", "")
     safety = {"modes": {"evict": "approve"}} if asking else {}
-    spec = JobSpec.model_validate(
-        spec_of(standbys=1, probation_s=probation_s).model_dump() | {"safety": safety}
-    )
+    spec = JobSpec.model_validate(spec_of(standbys=1).model_dump() | {"safety": safety})
     async with controlled(address, spec, FakeWorld(8)) as control:
         await assemble(control)
         RunFolder(folder).write_state(
@@ -152,6 +150,9 @@ async def test_two_operators_answer_at_once(
         assert "waits for nobody's word" in late
         await here.control.world.advance(record.attempt_after, 40)
         await here.control.until(lambda r: r.outcome is Outcome.RECOVERED)
+        # As a run's own archive keeps it.
+        archive = FileArchive(RunFolder(tmp_path).incidents)
+        await archive.save_incident(here.control.archive.records[1])
         closed = await here.says(2, "deny", "1", *run)
         assert "incident 1: it is recovered and waits for nobody's word" in closed
     first = next(e.text for e in record.timeline if e.text.startswith(("approved", "denied")))
@@ -166,21 +167,19 @@ async def test_an_answer_counts_for_the_question_that_was_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What waits for a machine cannot be approved, by command or by the web UI's signal."""
-    async with desk(
-        temporal_address, tmp_path, capsys, monkeypatch, asking=False, probation_s=60.0
-    ) as here:
+    async with desk(temporal_address, tmp_path, capsys, monkeypatch, asking=False) as here:
         run = ("--run", str(tmp_path))
         await here.control.lose("m1")
         await here.trains()
         await here.control.lose("m4")
-        await here.held()
-        refused = await here.says(2, "approve", "1", *run)
-        assert "refused: incident 1: it is held and waits for nobody's word" in refused
+        await here.held(2)
+        refused = await here.says(2, "approve", "2", *run)
+        assert "refused: incident 2: it is held and waits for nobody's word" in refused
         shown = await here.says(0, "status", str(tmp_path))
         assert "1 machine missing for slot 1" in shown
-        await here.control.incident().signal(ResolveIncident.approve, Approval("eve"))
-        await here.control.until(lambda r: any("eve" in e.text for e in r.timeline))
-        record = await here.control.record()
+        await here.control.incident(2).signal(ResolveIncident.approve, Approval("eve"))
+        await here.control.until(lambda r: any("eve" in e.text for e in r.timeline), 2)
+        record = await here.control.record(2)
     told = [entry.text for entry in record.timeline]
     assert record.outcome is Outcome.HELD
     assert "approved by eve, though nothing was asked" in told
@@ -249,7 +248,7 @@ async def test_withdrawn_while_it_is_being_made(
 @asynccontextmanager
 async def with_incident_of_ours(address: str) -> AsyncGenerator[WorkflowHandle[RunJob, JobResult]]:
     """A job whose open incident is this test: it says what it likes, whenever it likes."""
-    client = await Client.connect(address, data_converter=pydantic_data_converter)
+    client = await Client.connect(address, data_converter=DATA_CONVERTER)
     name = f"job-{uuid.uuid4().hex[:8]}"
     spec = spec_of().model_copy(update={"name": name})
     slots = tuple(MachineInfo(f"m{n}", "h", 1, 2, 3, 0.0) for n in range(4))

@@ -66,6 +66,7 @@ def ledger(
     stretches: list[Stretch] = []
     newest, before = 0, from_s
     attempt: int | None = None
+    since_s: float | None = None
     for seen in steps:
         at_s = min(max(seen.at_s, before), to_s)
         spent = Spent.PRODUCTIVE if seen.step > newest else Spent.REDONE
@@ -73,10 +74,11 @@ def ledger(
         began_s = before
         if seen.attempt != attempt:
             began_s = max(before, at_s - usual_s)
-            stretches += _gap(told, before, began_s, attempt is None)
+            stretches += _gap(told, before, began_s, since_s)
+            since_s = at_s
         stretches += step_stretches(seen, spent, began_s, at_s)
         before, attempt = at_s, seen.attempt
-    stretches += _gap(told, before, to_s, attempt is None)
+    stretches += _gap(told, before, to_s, since_s)
     return _joined(stretch for stretch in stretches if stretch.length_s > 0)
 
 
@@ -108,17 +110,17 @@ def ratio(stretches: Sequence[Stretch], from_s: float, to_s: float) -> float:
 
 
 def gap(
-    incidents: Sequence[IncidentRecord], from_s: float, to_s: float, first: bool
+    incidents: Sequence[IncidentRecord], from_s: float, to_s: float, since_s: float | None
 ) -> list[Stretch]:
     """What happened between two attempts, or before the first, or after the last.
 
     Args:
         incidents: Those whose marks may lie in between; others do no harm.
-        from_s: Its begin.
+        from_s: Its begin: the last step of the attempt before.
         to_s: Its end.
-        first: Whether no step had been made before.
+        since_s: The first step of the attempt before; None when there was none.
     """
-    return _gap(_told(incidents), from_s, to_s, first)
+    return _gap(_told(incidents), from_s, to_s, since_s)
 
 
 _Told = Sequence[tuple[float, Mark, IncidentRecord]]
@@ -130,14 +132,14 @@ def _told(incidents: Sequence[IncidentRecord]) -> _Told:
     return sorted(marks, key=lambda mark: mark[0])
 
 
-def _gap(told: _Told, from_s: float, to_s: float, first: bool) -> list[Stretch]:
-    begin = bisect.bisect_left(told, from_s, key=lambda mark: mark[0])
-    end = bisect.bisect_left(told, to_s, key=lambda mark: mark[0])
-    marks = [(at_s, mark.spent, record) for at_s, mark, record in told[begin:end]]
+def _gap(told: _Told, from_s: float, to_s: float, since_s: float | None) -> list[Stretch]:
+    marks = [(at_s, mark.spent, record) for at_s, mark, record in _between(told, from_s, to_s)]
     # Until somebody saw the fault, the ranks did what is lost now, or had not begun.
     edges: list[tuple[float, Spent, int | None]] = [
-        (from_s, Spent.START if first else Spent.REDONE if marks else Spent.END, None)
+        (from_s, Spent.START if since_s is None else Spent.REDONE if marks else Spent.END, None)
     ]
+    if since_s is not None:
+        marks = _seen_before(told, since_s, from_s, [record for *_, record in marks]) + marks
     for at_s, spent, record in marks:
         wished = spent is not Spent.HELD and _only_updated(record, from_s, to_s)
         edges.append((at_s, Spent.UPDATE if wished else spent, record.incident))
@@ -146,6 +148,27 @@ def _gap(told: _Told, from_s: float, to_s: float, first: bool) -> list[Stretch]:
         Stretch(begin_s, end_s, spent, incident)
         for (begin_s, spent, incident), (end_s, _, _) in itertools.pairwise(edges)
     ]
+
+
+def _between(told: _Told, from_s: float, to_s: float) -> _Told:
+    begin = bisect.bisect_left(told, from_s, key=lambda mark: mark[0])
+    end = bisect.bisect_left(told, to_s, key=lambda mark: mark[0])
+    return told[begin:end]
+
+
+def _seen_before(
+    told: _Told, since_s: float, from_s: float, going_on: Sequence[IncidentRecord]
+) -> list[tuple[float, Spent, IncidentRecord]]:
+    """What an incident was at already when the ranks made their last step, if one was.
+
+    Ranks whose loss is NaN go on until they are stopped, and so does a job whose code is changed.
+    """
+    numbers = {record.incident for record in going_on}
+    for _, mark, record in reversed(_between(told, since_s, from_s)):
+        is_open = record.closed_at_s is None and record.first_step_at_s is None
+        if is_open or record.incident in numbers:
+            return [(from_s, mark.spent, record)]
+    return []
 
 
 def _only_updated(record: IncidentRecord, from_s: float, to_s: float) -> bool:

@@ -35,7 +35,8 @@ class Meter:
         self._window_s = window_s
         self._counted = dict.fromkeys(Spent, 0.0)
         self._recent: deque[Stretch] = deque()
-        self._gaps: list[tuple[float, float, bool]] = []
+        self._gaps: list[tuple[float, float, float | None]] = []
+        self._since_s: float | None = None
         self._times_s: deque[float] = deque(maxlen=NEWEST_STEPS)
         self._newest_step = 0
         self._attempt: int | None = None
@@ -62,9 +63,9 @@ class Meter:
             began_s = at_s - self._usual_s()
             if before_s is not None:
                 began_s = max(began_s, before_s)
-                self._gaps.append((before_s, began_s, False))
-            else:
-                self._gaps.append((float("-inf"), began_s, True))
+            begin_s = float("-inf") if before_s is None else before_s
+            self._gaps.append((begin_s, began_s, self._since_s))
+            self._since_s = at_s
         for stretch in ledger.step_stretches(seen, spent, began_s, at_s):
             self._counted[stretch.spent] += stretch.length_s
             self._recent.append(stretch)
@@ -94,8 +95,8 @@ class Meter:
             incidents: All whose marks lie in gaps that are not settled.
             from_s: When the job was started.
         """
-        for begin_s, end_s, first in self._gaps:
-            for stretch in ledger.gap(incidents, max(begin_s, from_s), end_s, first):
+        for begin_s, end_s, since_s in self._gaps:
+            for stretch in ledger.gap(incidents, max(begin_s, from_s), end_s, since_s):
                 self._counted[stretch.spent] += max(0.0, stretch.length_s)
         self._gaps = []
 
@@ -107,11 +108,11 @@ class Meter:
         self, incidents: Sequence[IncidentRecord], from_s: float, now_s: float
     ) -> list[Stretch]:
         until_s = from_s if self._until_s is None else self._until_s
-        gaps = [*self._gaps, (until_s, now_s, self._until_s is None)]
+        gaps = [*self._gaps, (until_s, now_s, self._since_s)]
         return [
             stretch
-            for begin_s, end_s, first in gaps
-            for stretch in ledger.gap(incidents, max(begin_s, from_s), end_s, first)
+            for begin_s, end_s, since_s in gaps
+            for stretch in ledger.gap(incidents, max(begin_s, from_s), end_s, since_s)
             if stretch.length_s > 0
         ]
 

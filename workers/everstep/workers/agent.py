@@ -24,11 +24,12 @@ from everstep.agent.probes.links import Relevance
 from everstep.agent.probes.monitor import Monitor, MonitorConfig, Part
 from everstep.agent.telemetry import TelemetryClient
 from everstep.core import evidence
+from everstep.core.errors import InputError
 from everstep.core.model import Alert, MachineEvent, RankExit, RankProgress, RanksStarted
 from everstep.core.senses.inspection import Inspection
 from everstep.core.vocabulary import Observer, Symptom
 from everstep.spec.job import JobSpec
-from everstep.spec.load import load_spec
+from everstep.spec.load import read_spec
 from everstep.workers import clusters, metrics, registry, runtime, settings, stopping
 from everstep.workers.health import Health, polling
 from everstep.workers.local.faults import faults_directory
@@ -115,7 +116,10 @@ async def main(name: str) -> int:
     stop = stopping.stop_requested()
     given = settings.from_environment()
     clusters.share_files(given)
-    spec = load_spec(given.spec_file)
+    spec = read_spec(given.spec_file)
+    if not given.code_directory.is_dir():
+        what = f"{given.code_directory} is no folder"
+        raise InputError("EVERSTEP_CODE_DIRECTORY", what, "Name where the code lies here.")
     secret = given.secret()
     health = Health()
     await health.listen(given.host, given.health_port)

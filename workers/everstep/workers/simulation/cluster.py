@@ -52,6 +52,7 @@ from everstep.workflows.messages import (
     Evicted,
     EvictOrder,
     JudgeOrder,
+    MachineRequest,
     PageOrder,
     UpdateRequest,
 )
@@ -143,7 +144,8 @@ class SimulatedCluster(
         return [
             self.let_happen, self.answer, self.stop, self.restore, self.look_at_storage, self.start,
             self.prepare, self.check, self.replay, self.trace, self.judge, self.await_step,
-            self.evict, self.save_incident, self.page, *self.unshown(),
+            self.evict, self.request_machines, self.save_incident, self.page,
+            *self.unshown(),
         ]  # fmt: skip
 
     def disturb(self, kill: Callable[[], None], times: int, faults: int) -> None:
@@ -321,6 +323,16 @@ class SimulatedCluster(
         self._at(joins_s, lambda: self._signals.joined(info))
         await self._signals.changed()
         return Evicted()
+
+    @activity.defn(name="cluster.request_machines")
+    async def request_machines(self, request: MachineRequest) -> None:
+        """Bring nothing more: each eviction has another machine join as it is.
+
+        Effect: none.
+        Idempotent by: having none.
+        Heartbeats: no.
+        Gives up when: never.
+        """
 
     @activity.defn(name="archive.save_incident")
     async def save_incident(self, record: IncidentRecord) -> None:
