@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from temporalio.testing import ActivityEnvironment
-from tests.fakes.kube.where import ANALYZER, CONTROLLER, Where, anywhere, rights_of
+from tests.fakes.kube.where import ANALYZER, CONTROLLER, NODES, Where, anywhere, rights_of
 
 from everstep.activities.kube import watch as kube_watch
 from everstep.activities.kube.cluster import KubernetesCluster
@@ -69,6 +69,8 @@ async def test_a_controller_uses_its_rights(where: Where) -> None:
         await call(cluster.quarantine, EvictOrder(two, 1, "a test", JOB))
         await call(cluster.release, ReleaseOrder(JOB, two.machine))
         await call(cluster.evict, EvictOrder(one, 1, "a test", JOB))
+        silent = {"status": {"conditions": [{"type": "Ready", "status": "Unknown"}]}}
+        await where.api.patch(f"{NODES}/{one.machine}/status", silent)
         await call(cluster.request_machines, MachineRequest(JOB, "run", 1, 1, 2, "a test"))
     assert used(where, CONTROLLER) == rights_of(CONTROLLER)
 

@@ -43,6 +43,8 @@ from tests.fakes.servers import HOST
 
 PATIENCE_S = 120.0
 MOST_INCIDENTS = 6
+ASK_EVERY_S = 0.5
+"""Each question is work for the job's workflow."""
 
 
 @dataclass
@@ -83,7 +85,7 @@ class InCluster:
         deadline_s = time.monotonic() + PATIENCE_S
         while not (pool := (await self.status()).pool):
             assert time.monotonic() < deadline_s, f"no standby\n{await self.explain()}"
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(ASK_EVERY_S)
         return pool[0]
 
     async def pods(self) -> list[Json]:
@@ -117,7 +119,7 @@ class InCluster:
                 return
             told = f"{wanted} is not shown: {await self.shown()}"
             assert time.monotonic() < deadline_s, f"{told}\n{await self.explain()}"
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(ASK_EVERY_S)
 
     async def taints(self, node: str) -> list[str]:
         found = await self.where.api.get(f"{NODES}/{node}")

@@ -21,7 +21,12 @@ from tests.e2e.in_cluster import InCluster, in_cluster
 from tests.e2e.local import WAITER, Finished
 from tests.fakes.kube.where import NODES
 
-pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.timeout(300)]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.server,
+    pytest.mark.soak,
+    pytest.mark.timeout(600),
+]
 
 
 def waiter(folder: Path) -> dict[str, object]:
@@ -109,8 +114,6 @@ async def test_a_job_on_pods_loses_a_node_and_a_pod_and_is_changed(
     assert (result.attempts, result.incidents) == (4, 3)
 
 
-@pytest.mark.soak
-@pytest.mark.timeout(600)
 async def test_a_trainer_on_pods_hangs_and_loses_a_node_and_ends_bit_equal(
     tmp_path: Path, temporal_address: str, undisturbed: dict[int, str]
 ) -> None:

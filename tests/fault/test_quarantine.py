@@ -310,7 +310,16 @@ async def test_the_set_of_standbys_grows_by_what_hangs(node: Node) -> None:
     await node.call(node.cluster.request_machines, request)
     assert await size() == 1, "all are there"
     await node.call(node.cluster.evict, node.evict)
+    await node.call(node.cluster.request_machines, request)
+    assert await size() == 1, "its set brings another in place of one that was deleted"
+    silent = {"status": {"conditions": [{"type": "Ready", "status": "Unknown"}]}}
+    await where.api.patch(f"{node.path}/status", silent)
     for _ in range(2):
         await node.call(node.cluster.request_machines, request)
-    assert await size() == 2, "one hangs"
+    assert await size() == 2, "it hangs"
+    await where.api.patch(f"{NODES}/{name}/status", silent)
+    await where.api.delete(f"{where.pods}/everstep-{JOB}-standby-0", {})
+    more = MachineRequest(JOB, "run", 2, count=2, total=2, reason="so is the standby")
+    await node.call(node.cluster.request_machines, more)
+    assert await size() == 3, "both hang, one of them in the set"
     await where.api.delete(f"{sets}/everstep-{JOB}-standby", {})

@@ -42,6 +42,7 @@ SPEC = JobSpec.model_validate(
         "gpus_per_machine": 2,
         "parallelism": {"pp": 2, "dp": 4, "order": "dp-pp"},
         "standby": {"count": 1},
+        "topology_label": "rack",
         "ladder": {"evidence_window_s": 0.05, "probation_s": 4, "probation_steps": 1},
         "replay": {"steps": 1, "shows_ratio": 1.0},
         "safety": {"webhook": "A_VARIABLE_THAT_IS_NOT_SET", "max_evicted_ratio": 0.5},

@@ -300,8 +300,9 @@ class KubernetesCluster(ClusterPort):
         another makes up for that; sets are never made smaller here.
         """
         pods = await self._pods_of(request.job)
-        coming = [pod for pod in pods if not pod.ended]
-        lacking = request.total - len(coming)
+        stuck = [pod for pod in pods if pod.ended and not await self._is_well(pod.node)]
+        coming = len(pods) - len(stuck)
+        lacking = request.total - coming
         if lacking <= 0:
             return
         name = standby_set(request.job)
@@ -309,16 +310,23 @@ class KubernetesCluster(ClusterPort):
             scale = await self._api.get(f"{self._sets}/{name}/scale")
         except NotThereError as error:
             raise TransientError(
-                f"{len(coming)} of {request.total} pods are there, and no StatefulSet {name} to"
-                " bring more: whatever keeps them has not replaced what is gone"
+                f"{coming} of {request.total} pods are there, and no StatefulSet {name} to bring"
+                " more: whatever keeps them has not replaced what is gone"
             ) from error
-        held = sum(1 for pod in coming if pod.name.startswith(f"{name}-"))
+        # One that hangs holds its place in the set.
+        held = sum(1 for pod in pods if pod.name.startswith(f"{name}-"))
         if held + lacking > scale["spec"]["replicas"]:
             patch = {
                 "metadata": {"resourceVersion": scale["metadata"]["resourceVersion"]},
                 "spec": {"replicas": held + lacking},
             }
             await self._api.patch(f"{self._sets}/{name}/scale", patch)
+
+    async def _is_well(self, node: str) -> bool:
+        try:
+            return readiness(await self._api.get(f"{NODES}/{node}")) is Verdict.HEALTHY
+        except NotThereError:
+            return False
 
 
 def _pod_name(info: MachineInfo) -> str:
