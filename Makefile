@@ -4,7 +4,7 @@ BIN := .venv/bin
 # A process that compiles its modules anew at every start takes a third longer to start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install demo test soak check format
+.PHONY: install demo test soak check check-deploy format
 
 install: .venv/installed
 
@@ -34,6 +34,15 @@ check: install
 	@$(BIN)/mypy
 	@$(BIN)/pyright
 	@$(BIN)/lint-imports
+
+# What is deployed: overlays, manifests of jobs, Dockerfile. `deploy/check-image.sh` builds the images.
+check-deploy: install
+	@command -v kubectl > /dev/null || test -x $(BIN)/kubectl || PYTHON=$(BIN)/python deploy/kubectl.sh $(BIN)
+	@$(BIN)/python -m pytest tests/contract/test_manifests.py
+	@echo "deploy/ is well-formed, of one source, and in step with the code that it starts."
+	@echo "NOT shown, for want of a cluster: that an API server admits it (JobSet and PodMonitor have no"
+	@echo "schema here), that roles suffice on a real one, that images build on their real bases, that"
+	@echo "pods are scheduled, and that a network plugin keeps the policies."
 
 format: install
 	@$(BIN)/ruff check --fix .

@@ -202,8 +202,6 @@ class Fleet:
             for name, machine in self.machines.items():
                 for alert in machine.crash():
                     self.reporters[name].put(alert)
-        elif word == "nan":
-            self.analyzer.put(self._alert(Symptom.NAN_VALUE, "the loss is NaN"))
         elif word == "finish":
             for name in self.machines:
                 finished = RanksFinished(name, self.cluster.attempt, time.time())
@@ -211,15 +209,13 @@ class Fleet:
 
     def lose(self, name: str) -> None:
         """A machine's agent is gone, by the word of the analyzer."""
-        alert = self._alert(Symptom.AGENT_LOST, f"agent of {name} lost", name)
-        self.analyzer.put(alert)
-
-    def _alert(self, symptom: Symptom, detail: str, machine: str | None = None) -> Alert:
-        attempt = 0 if machine else self.cluster.attempt
-        return Alert(
-            Observer.ANALYZER, symptom, time.time(), detail, attempt, machine,
-            step=self.cluster.step,
-        )  # fmt: skip
+        detail = f"agent of {name} lost"
+        step = self.cluster.step
+        self.analyzer.put(
+            Alert(
+                Observer.ANALYZER, Symptom.AGENT_LOST, time.time(), detail, machine=name, step=step
+            )
+        )
 
 
 async def main(job: str, machines: int, standbys: int) -> int:

@@ -13,7 +13,13 @@ from everstep.core.ladder_table import ladder_rows
 from everstep.spec.job import JobSpec
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = ["README.md", "CONTRIBUTING.md", "examples/README.md", "docs/operators-guide.md"]
+PAGES = [
+    "README.md",
+    "CONTRIBUTING.md",
+    "examples/README.md",
+    "deploy/README.md",
+    "docs/operators-guide.md",
+]
 
 
 @pytest.mark.parametrize("page", PAGES)

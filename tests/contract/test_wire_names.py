@@ -15,22 +15,24 @@ from everstep.activities import (
     trace,
     webhook,
 )
+from everstep.activities.kube import cluster
 from everstep.core import names
 from everstep.workflows import ports, story
 from everstep.workflows.incident import ResolveIncident
 from everstep.workflows.job import RunJob
 from everstep.workflows.order_machines import OrderMachines
 
-IMPLEMENTATIONS = {
-    ports.MachinePort: machine.MachineActivities,
-    ports.TracePort: trace.TraceActivities,
-    ports.StackPort: stacks.StackJudge,
-    ports.CheckPort: checks.CheckActivities,
-    ports.ClusterPort: local_cluster.LocalCluster,
-    ports.AnalysisPort: analysis.AnalysisActivities,
-    ports.ArchivePort: archive.FileArchive,
-    ports.NotifyPort: webhook.Webhook,
-}
+IMPLEMENTATIONS: list[tuple[type, type]] = [
+    (ports.MachinePort, machine.MachineActivities),
+    (ports.TracePort, trace.TraceActivities),
+    (ports.StackPort, stacks.StackJudge),
+    (ports.CheckPort, checks.CheckActivities),
+    (ports.ClusterPort, local_cluster.LocalCluster),
+    (ports.ClusterPort, cluster.KubernetesCluster),
+    (ports.AnalysisPort, analysis.AnalysisActivities),
+    (ports.ArchivePort, archive.FileArchive),
+    (ports.NotifyPort, webhook.Webhook),
+]
 
 
 def activity_names(owner: type) -> dict[str, str]:
@@ -49,18 +51,23 @@ def test_every_port_is_implemented_under_its_own_names() -> None:
         for _, port in inspect.getmembers(ports, inspect.isclass)
         if issubclass(port, ABC) and port.__module__ == ports.__name__
     ]
-    assert set(declared) == set(IMPLEMENTATIONS)
-    for port, implementation in IMPLEMENTATIONS.items():
+    assert set(declared) == {port for port, _ in IMPLEMENTATIONS}
+    for port, implementation in IMPLEMENTATIONS:
         assert issubclass(implementation, port)
         assert activity_names(implementation) == activity_names(port) != {}
 
 
 def test_activity_names_are_pinned() -> None:
-    found = sorted(n for port in IMPLEMENTATIONS for n in activity_names(port).values())
+    found = sorted({n for port, _ in IMPLEMENTATIONS for n in activity_names(port).values()})
     assert found == [
         "analysis.await_step",
         "archive.save_incident",
+        "cluster.claim",
         "cluster.evict",
+        "cluster.give_slots",
+        "cluster.list_machines",
+        "cluster.quarantine",
+        "cluster.release",
         "cluster.request_machines",
         "machine.check",
         "machine.look_at_storage",
@@ -76,7 +83,7 @@ def test_activity_names_are_pinned() -> None:
 
 
 def test_every_activity_says_what_a_caller_must_know() -> None:
-    for implementation in IMPLEMENTATIONS.values():
+    for _, implementation in IMPLEMENTATIONS:
         for method in activity_names(implementation):
             text = inspect.getdoc(getattr(implementation, method)) or ""
             for heading in ("Effect:", "Idempotent by:", "Heartbeats:", "Gives up when:"):
@@ -106,6 +113,7 @@ def test_workflow_signal_and_query_names_are_pinned() -> None:
             "push_update",
             "ranks_finished",
             "report_alerts",
+            "standby_refused",
             "updates_heard",
             "updates_made",
         ],

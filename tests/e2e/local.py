@@ -85,7 +85,8 @@ class Finished:
     def evictions(self) -> list[str]:
         file = self.folder / "evictions.jsonl"
         lines = file.read_text().splitlines() if file.exists() else []
-        return [str(json.loads(line)["machine"]) for line in lines]
+        done = [json.loads(line) for line in lines]
+        return [str(entry["machine"]) for entry in done if entry["effect"] == "evict"]
 
     def starts_by_machine(self) -> Counter[tuple[str, int]]:
         """How often each machine really started each attempt: once, whoever was killed."""

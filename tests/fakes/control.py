@@ -34,11 +34,18 @@ from everstep.workflows.incident import ResolveIncident
 from everstep.workflows.job import RunJob
 from everstep.workflows.messages import (
     MAX_EVENTS,
+    ClaimOrder,
+    ClaimReport,
+    Evicted,
     EvictOrder,
     JobInput,
     JobResult,
     JobStatus,
     MachineRequest,
+    MachinesQuery,
+    ReleaseOrder,
+    SeenMachine,
+    SlotsOrder,
 )
 from everstep.workflows.ports import ArchivePort, ClusterPort
 from tests.fakes.fleet import Effect, FakeMachine, FakeWorld
@@ -57,9 +64,38 @@ class FakeCluster(ClusterPort):
         self._world = world
 
     @activity.defn(name="cluster.evict")
-    async def evict(self, order: EvictOrder) -> None:
+    async def evict(self, order: EvictOrder) -> Evicted | None:
+        if self._world.cluster_away:
+            raise RuntimeError("the cluster is away")
+        self._world.quarantined.add(order.machine.machine)
         if (order.machine.machine, order.incident) not in self._world.done("evict"):
             self._world.effects.append(Effect("evict", order.machine.machine, order.incident))
+        return Evicted(self._world.budget)
+
+    @activity.defn(name="cluster.list_machines")
+    async def list_machines(self, query: MachinesQuery) -> tuple[SeenMachine, ...]:
+        places = self._world.places if query.topology_label else {}
+        return tuple(SeenMachine(m, place=places.get(m, "")) for m in self._world.machines)
+
+    @activity.defn(name="cluster.claim")
+    async def claim(self, order: ClaimOrder) -> ClaimReport:
+        if self._world.cluster_away:
+            raise RuntimeError("the cluster is away")
+        names = [info.machine for _, info in order.claims]
+        return ClaimReport(tuple((n, why) for n, why in self._world.minds.items() if n in names))
+
+    @activity.defn(name="cluster.give_slots")
+    async def give_slots(self, order: SlotsOrder) -> None:
+        self._world.shown = order.machines
+
+    @activity.defn(name="cluster.quarantine")
+    async def quarantine(self, order: EvictOrder) -> None:
+        self._world.quarantined.add(order.machine.machine)
+        self._world.ever_quarantined.add(order.machine.machine)
+
+    @activity.defn(name="cluster.release")
+    async def release(self, order: ReleaseOrder) -> None:
+        self._world.quarantined.discard(order.machine)
 
     @activity.defn(name="cluster.request_machines")
     async def request_machines(self, request: MachineRequest) -> None:
@@ -201,6 +237,14 @@ class Control:
                 raise AssertionError(f"attempt {attempt} never started: {self.world.effects}")
             await asyncio.sleep(0.01)
 
+    async def wait_for(self, holds: Callable[[], bool], what: str) -> None:
+        """Wait until something holds in the fake world."""
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + self.patience_s
+        while not holds():
+            assert loop.time() < deadline_s, f"never came true: {what}"
+            await asyncio.sleep(0.01)
+
     async def until_phase(self, phase: str) -> None:
         """Wait until the job says that it is in this phase."""
         loop = asyncio.get_running_loop()
@@ -266,8 +310,7 @@ async def controlled(
             task_queue=queue,
             workflows=runtime.WORKFLOWS,
             activities=[
-                cluster.evict,
-                cluster.request_machines,
+                *registry.cluster_activities(cluster),
                 archive.save_incident,
                 Webhook(os.environ).page,
                 StackJudge(EvidenceStore(evidence)).judge,

@@ -64,6 +64,20 @@ class FakeWorld:
     """Whether ranks stand elsewhere each time that they are asked."""
     unheard: set[str] = field(default_factory=set[str])
     """Machines that cannot say where their ranks stand."""
+    shown: tuple[str, ...] = ()
+    """Who holds which slot, as the cluster shows it."""
+    quarantined: set[str] = field(default_factory=set[str])
+    """Machines on which nothing new may begin."""
+    ever_quarantined: set[str] = field(default_factory=set[str])
+    """Those that ever were so while they lived on."""
+    minds: dict[str, str] = field(default_factory=dict[str, str])
+    """Machines that the cluster refuses as standbys, and why."""
+    places: dict[str, str] = field(default_factory=dict[str, str])
+    """Where machines stand."""
+    budget: str = ""
+    """What every eviction has to wait for."""
+    cluster_away: bool = False
+    """Whether nobody answers for the cluster."""
     refused_code: set[str] = field(default_factory=set[str])
     """Folders of code that cannot run on machines that come from now on."""
     checks_last: bool = False

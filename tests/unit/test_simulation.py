@@ -15,8 +15,8 @@ from everstep.core.simulation.chance import Chance, Shape, Spread
 from everstep.core.simulation.engine import Run, simulate
 from everstep.core.simulation.faults import Cause, Fault, Shows, Way, draw_faults
 from everstep.core.simulation.figures import figures, resolved_by
-from everstep.core.simulation.recovery import ring_rounds
 from everstep.core.simulation.setting import Choices, Method
+from everstep.core.simulation.testing import ring_rounds
 from everstep.core.vocabulary import Check, ClimbOutcome, Rung, Spent, Symptom
 from everstep.spec.simulation import one_rank_a_machine
 

@@ -211,6 +211,7 @@ def test_wrong_fields_name_field_value_and_fix(
         ("environment: {A=B: x}", "environment: 'A=B' cannot name a variable"),
         ("environment: {WORLD_SIZE: '4'}", "environment: WORLD_SIZE is set by Everstep"),
         ("environment: {EVERSTEP_JOB: x}", "environment: EVERSTEP_JOB is set by Everstep"),
+        ("topology_label: a b", "topology_label: 'a b' cannot name a label"),
         ("prewarm: [a-b]", "prewarm: 'a-b' is not the name of a module"),
         ("checkpoint: {backup: 'yes'}", "checkpoint.backup: 'yes' is neither true nor false"),
         (

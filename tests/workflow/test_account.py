@@ -131,7 +131,7 @@ async def test_the_report_is_what_the_histories_say(
     )
     folder.steps.write_text("".join(json.dumps(asdict(seen)) + "\n" for seen in world.seen))
     for record in control.archive.records.values():
-        await FileArchive(folder.incidents).save_incident(record)
+        await FileArchive(lambda _: folder.incidents).save_incident(record)
     found = await asyncio.to_thread(told_by_command, tmp_path, capsys)
 
     # The job's own times, to the length of its last workflow task.

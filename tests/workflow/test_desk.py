@@ -18,7 +18,6 @@ from typing import Any
 
 import pytest
 from temporalio.client import Client, WorkflowHandle, WorkflowUpdateFailedError
-from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.service import RPCError
 from temporalio.worker import Worker
 
@@ -32,6 +31,7 @@ from everstep.core.vocabulary import Outcome
 from everstep.spec.job import JobSpec
 from everstep.workers import runtime
 from everstep.workers.local.folder import RunFolder
+from everstep.workers.payloads import DATA_CONVERTER
 from everstep.workflows.incident import ResolveIncident
 from everstep.workflows.job import RunJob
 from everstep.workflows.messages import (
@@ -248,7 +248,7 @@ async def test_withdrawn_while_it_is_being_made(
 @asynccontextmanager
 async def with_incident_of_ours(address: str) -> AsyncGenerator[WorkflowHandle[RunJob, JobResult]]:
     """A job whose open incident is this test: it says what it likes, whenever it likes."""
-    client = await Client.connect(address, data_converter=pydantic_data_converter)
+    client = await Client.connect(address, data_converter=DATA_CONVERTER)
     name = f"job-{uuid.uuid4().hex[:8]}"
     spec = spec_of().model_copy(update={"name": name})
     slots = tuple(MachineInfo(f"m{n}", "h", 1, 2, 3, 0.0) for n in range(4))

@@ -19,7 +19,7 @@ from everstep.core.simulation.faults import Cause, Fault, Shows
 from everstep.core.simulation.figures import figures
 from everstep.core.simulation.setting import Setting
 from everstep.core.vocabulary import Check, Symptom
-from everstep.spec.simulation import spec_of_one_rank_a_machine
+from everstep.spec.simulation import spec_for_workflows
 from everstep.workers.simulation.run import Given, simulate as simulate_with_workflows
 from tests.unit.simulated import DURATIONS, SPEC, fault, setting_of
 
@@ -88,7 +88,7 @@ def setting() -> Setting:
 async def with_workflows(faults: Sequence[Fault], kills: int = 0) -> tuple[Run, float]:
     """The run, and the real time that it took."""
     began_s = time.monotonic()
-    given = Given(spec_of_one_rank_a_machine(SPEC), machines_per_batch=8, kills=kills)
+    given = Given(spec_for_workflows(SPEC), machines_per_batch=8, kills=kills)
     run = await simulate_with_workflows(setting(), faults, given)
     return run, time.monotonic() - began_s
 

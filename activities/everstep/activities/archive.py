@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import os
+import uuid
+from collections.abc import Callable
 from pathlib import Path
 
 from pydantic import TypeAdapter
@@ -19,17 +20,17 @@ class FileArchive(ArchivePort):
     """Keeps one JSON file an incident.
 
     Args:
-        directory: Where the files go; made when missing.
+        folder_of: Where the files of a job go, by its name; made when missing.
     """
 
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
+    def __init__(self, folder_of: Callable[[str], Path]) -> None:
+        self._folder_of = folder_of
 
     @activity.defn(name="archive.save_incident")
     async def save_incident(self, record: IncidentRecord) -> None:
         """Write the record's file.
 
-        Effect: `<directory>/<incident>.json` holds the record; replaced as a whole.
+        Effect: `<folder>/<incident>.json` holds the record; replaced as a whole.
         Idempotent by: the incident's number; the newest call wins.
         Heartbeats: no, a small file.
         Gives up when: the disk does; the workflow goes on without.
@@ -37,9 +38,10 @@ class FileArchive(ArchivePort):
         await asyncio.to_thread(self._write, record)
 
     def _write(self, record: IncidentRecord) -> None:
-        self._directory.mkdir(parents=True, exist_ok=True)
-        path = self._directory / f"{record.incident}.json"
-        partial = path.with_suffix(f".{os.getpid()}.partial")
+        folder = self._folder_of(record.job)
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{record.incident}.json"
+        partial = path.with_suffix(f".{uuid.uuid4().hex}.partial")
         partial.write_bytes(_RECORD.dump_json(record, indent=2))
         partial.replace(path)
 

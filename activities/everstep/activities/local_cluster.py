@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
-import os
 import time
 from pathlib import Path
 
@@ -14,9 +12,22 @@ from temporalio import activity
 
 from everstep.activities.failure import as_failures
 from everstep.activities.heartbeat import beating
+from everstep.activities.local_journal import Journal
 from everstep.core.errors import TransientError
-from everstep.workflows.messages import EvictOrder, MachineRequest
+from everstep.workflows.messages import (
+    ClaimOrder,
+    ClaimReport,
+    Evicted,
+    EvictOrder,
+    MachineRequest,
+    MachinesQuery,
+    ReleaseOrder,
+    SeenMachine,
+    SlotsOrder,
+)
 from everstep.workflows.ports import ClusterPort
+
+MODULE = "everstep.workers.agent"
 
 KILL_PATIENCE_S = 5.0
 """A killed process is gone in milliseconds; one in uninterruptible sleep may never be."""
@@ -32,14 +43,73 @@ class LocalCluster(ClusterPort):
     """
 
     def __init__(self, journal: Path, requests: Path) -> None:
-        self._journal = journal
+        self._journal = Journal(journal)
+        self._folder = journal.parent.absolute()
         self._requests = requests
 
+    @activity.defn(name="cluster.list_machines")
+    async def list_machines(self, query: MachinesQuery) -> tuple[SeenMachine, ...]:
+        """See which agents of the run live; all of them stand in one place.
+
+        Effect: none.
+        Idempotent by: having none.
+        Heartbeats: no.
+        Gives up when: never.
+        """
+        return await asyncio.to_thread(self._list)
+
+    @activity.defn(name="cluster.claim")
+    async def claim(self, order: ClaimOrder) -> ClaimReport:
+        """Give slots to agents that live and are not in quarantine.
+
+        Effect: one journal line a machine.
+        Idempotent by: the newest line, which counts.
+        Heartbeats: no.
+        Gives up when: never.
+        """
+        return await asyncio.to_thread(self._claim, order)
+
+    @activity.defn(name="cluster.give_slots")
+    async def give_slots(self, order: SlotsOrder) -> None:
+        """Note who holds which slot.
+
+        Effect: one journal line.
+        Idempotent by: the newest line, which counts.
+        Heartbeats: no.
+        Gives up when: never.
+        """
+        await asyncio.to_thread(self._journal.write, "slots", machines=list(order.machines))
+
+    @activity.defn(name="cluster.quarantine")
+    async def quarantine(self, order: EvictOrder) -> None:
+        """Note that a machine takes no slot.
+
+        Effect: one journal line.
+        Idempotent by: the newest line, which counts.
+        Heartbeats: no.
+        Gives up when: never.
+        """
+        await asyncio.to_thread(
+            self._journal.write, "quarantine", machine=order.machine.machine, reason=order.reason
+        )
+
+    @activity.defn(name="cluster.release")
+    async def release(self, order: ReleaseOrder) -> None:
+        """Note that a machine may take a slot again.
+
+        Effect: one journal line.
+        Idempotent by: the newest line, which counts.
+        Heartbeats: no.
+        Gives up when: never.
+        """
+        await asyncio.to_thread(self._journal.write, "release", machine=order.machine)
+
     @activity.defn(name="cluster.evict")
-    async def evict(self, order: EvictOrder) -> None:
+    async def evict(self, order: EvictOrder) -> Evicted | None:
         """Make sure that nothing of the job runs on the machine.
 
-        Effect: the agent's process and all its descendants are gone; one journal line.
+        Effect: the agent's process and all its descendants are gone; one journal line, by which it
+            is in quarantine too.
         Idempotent by: the agent's process id; a process that is gone stays gone, and the line is
             written only by the call that first finds the incident's eviction not recorded.
         Heartbeats: yes.
@@ -48,6 +118,7 @@ class LocalCluster(ClusterPort):
         with as_failures():
             async with beating():
                 await asyncio.to_thread(self._evict, order)
+        return Evicted()
 
     @activity.defn(name="cluster.request_machines")
     async def request_machines(self, request: MachineRequest) -> None:
@@ -69,6 +140,35 @@ class LocalCluster(ClusterPort):
             except OSError as error:
                 raise TransientError(f"cannot write {self._requests}: {error}") from error
 
+    def _list(self) -> tuple[SeenMachine, ...]:
+        holders = self._journal.holders()
+        shut = self._journal.quarantined()
+        return tuple(
+            SeenMachine(machine, holders.get(machine), machine in shut)
+            for machine in sorted(self._agents())
+        )
+
+    def _agents(self) -> list[str]:
+        """Names of the machines of this run whose agents live."""
+        run, found = str(self._folder), list[str]()
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                command = process.cmdline()
+                if MODULE in command and process.environ().get("EVERSTEP_RUN_DIRECTORY") == run:
+                    found.append(command[-1])
+        return found
+
+    def _claim(self, order: ClaimOrder) -> ClaimReport:
+        shut, refused = self._journal.quarantined(), list[tuple[str, str]]()
+        for slot, info in order.claims:
+            if info.machine in shut:
+                refused.append((info.machine, f"{info.machine} is in quarantine"))
+            elif _agent_of(info.agent_pid, info.machine) is None:
+                refused.append((info.machine, f"its agent (process {info.agent_pid}) is gone"))
+            else:
+                self._journal.write("slot", machine=info.machine, slot=slot)
+        return ClaimReport(tuple(refused))
+
     def _evict(self, order: EvictOrder) -> None:
         victim = _agent_of(order.machine.agent_pid, order.machine.machine)
         if victim is not None:
@@ -77,24 +177,9 @@ class LocalCluster(ClusterPort):
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.kill()
             _wait_until_gone(family, order.machine.machine)
-        entry: dict[str, str | int] = {
-            "effect": "evict",
-            "machine": order.machine.machine,
-            "incident": order.incident,
-        }
-        if not self._recorded(entry):
-            line = json.dumps({**entry, "reason": order.reason, "at_s": time.time()})
-            descriptor = os.open(self._journal, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-            try:
-                os.write(descriptor, line.encode() + b"\n")
-            finally:
-                os.close(descriptor)
-
-    def _recorded(self, entry: dict[str, str | int]) -> bool:
-        if not self._journal.exists():
-            return False
-        lines = self._journal.read_text().splitlines()
-        return any(entry.items() <= json.loads(line).items() for line in lines)
+        self._journal.write_once(
+            "evict", order.reason, machine=order.machine.machine, incident=order.incident
+        )
 
 
 def _wait_until_gone(family: list[psutil.Process], machine: str) -> None:
@@ -124,5 +209,5 @@ def _agent_of(pid: int, machine: str) -> psutil.Process | None:
         command = process.cmdline()
     except (psutil.NoSuchProcess, psutil.ZombieProcess):
         return None
-    is_agent = "everstep.workers.agent" in command and machine in command
+    is_agent = MODULE in command and machine in command
     return process if is_agent else None

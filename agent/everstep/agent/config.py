@@ -38,6 +38,8 @@ class MachineConfig:
         storage: The storage tier, or None.
         replicated: Keys of the state whose tensors are equal on all ranks of a DP group, and kept
             once in it.
+        pod: Name of the pod that this is; empty outside of Kubernetes.
+        pod_uid: Its uid, likewise.
         prepare: What makes a code version ready, run in a copy of it; empty: nothing has to.
         prepare_timeout_s: How long that may take, > 0.
     """
@@ -62,6 +64,8 @@ class MachineConfig:
     cgroup: str = ""
     storage: StoragePolicy | None = None
     replicated: tuple[str, ...] = ()
+    pod: str = ""
+    pod_uid: str = ""
     prepare: tuple[str, ...] = ()
     prepare_timeout_s: float = 600.0
 

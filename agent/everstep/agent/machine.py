@@ -284,6 +284,8 @@ class Machine:
             rendezvous_port=self._rendezvous.getsockname()[1],
             agent_pid=os.getpid(),
             joined_at_s=time.time(),
+            pod=config.pod,
+            pod_uid=config.pod_uid,
         )
         self._journal.write("ready", agent_pid=info.agent_pid)
         return info

@@ -1,4 +1,4 @@
-"""Places in the life of a shard at which a test can make something happen, as a kill.
+"""Places in the life of a shard or a node at which a test can make something happen, as a kill.
 
 A child process of a test appends to `hooks` before it begins; nobody else does.
 """
@@ -34,9 +34,21 @@ StoragePoint = Literal[
     "storage_before_metadata",
     "storage_after_metadata",
 ]
-Point = MemoryPoint | StoragePoint
+ClusterPoint = Literal[
+    # In the controller that takes a node out, or gives it back.
+    "quarantine_before_mark",
+    "quarantine_after_mark",
+    "quarantine_after_condition",
+    "evict_after_intent",
+    "evict_after_eviction",
+    "release_before_condition",
+    "release_after_condition",
+    "release_after_mark",
+]
+Point = MemoryPoint | StoragePoint | ClusterPoint
 POINTS: tuple[MemoryPoint, ...] = get_args(MemoryPoint)
 STORAGE_POINTS: tuple[StoragePoint, ...] = get_args(StoragePoint)
+CLUSTER_POINTS: tuple[ClusterPoint, ...] = get_args(ClusterPoint)
 
 hooks: list[Callable[[Point], None]] = []
 

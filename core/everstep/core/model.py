@@ -23,6 +23,8 @@ class MachineInfo:
         rendezvous_port: Port of its torch store, used when the machine holds slot 0.
         agent_pid: Process id of the agent on its own host.
         joined_at_s: When the agent became ready to start ranks.
+        pod: Name of the pod that it runs in; empty outside of Kubernetes.
+        pod_uid: What tells that pod from an earlier or later one of its name; likewise.
     """
 
     machine: str
@@ -31,6 +33,8 @@ class MachineInfo:
     rendezvous_port: int
     agent_pid: int
     joined_at_s: float
+    pod: str = ""
+    pod_uid: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -130,6 +130,7 @@ class Observer(StrEnum):
     AGENT = "agent"
     ANALYZER = "analyzer"
     CONTROLLER = "controller"
+    CLUSTER = "cluster"
     PERSON = "person"
 
 

@@ -10,11 +10,13 @@ from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from everstep.core import names
 from everstep.core.groups import Layout
+from everstep.core.kubernetes_names import TOPOLOGY_RACK, is_label_key
 from everstep.core.ladder import Policy
 from everstep.core.placement import BackupPlan, backup_placement, no_backup
 from everstep.core.replay import scheme_for
 from everstep.core.standby import NOTHING_SEEN, Seen, standby_count
 from everstep.core.vocabulary import Rung
+from everstep.spec.pods import Pods
 from everstep.spec.policies import (
     PAPER_FAILURE_RATE_PER_DAY,
     PAPER_QUANTILE,
@@ -58,6 +60,14 @@ class JobSpec(SpecPart):
         default_factory=lambda: Standby.model_validate({}),
         description="Machines kept warm to take over: a count, or a failure rate and a quantile.",
     )
+    topology_label: str | None = Field(
+        default=None,
+        examples=["topology.kubernetes.io/rack"],
+        description=(
+            "Label of cluster nodes by which slots are ordered, so that neighbours share a rack."
+        ),
+    )
+    pods: Pods = Field(default=Pods(), description="What machines are in a Kubernetes cluster.")
     environment: dict[str, str] = Field(
         default_factory=dict[str, str],
         description="Environment variables of the ranks, beside those that Everstep sets.",
@@ -111,6 +121,14 @@ class JobSpec(SpecPart):
             if name in names.TORCHRUN_VARIABLES or name.startswith("EVERSTEP_"):
                 raise relation_error("", f"{name} is set by Everstep for each rank", "Leave it out")
         return environment
+
+    @field_validator("topology_label")
+    @classmethod
+    def _label_key(cls, label: str | None) -> str | None:
+        if label is not None and not is_label_key(label):
+            fix = f"Write it as `kubectl get nodes --show-labels` does: {TOPOLOGY_RACK}"
+            raise relation_error("", f"{shown(label)} cannot name a label", fix)
+        return label
 
     @field_validator("prewarm")
     @classmethod

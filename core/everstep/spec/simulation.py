@@ -331,8 +331,14 @@ def one_rank_a_machine(layout: Layout) -> Layout:
     return replace(layout, tp=1, gpus_per_machine=1)
 
 
-def spec_of_one_rank_a_machine(spec: JobSpec) -> JobSpec:
-    """The same job with that layout."""
+def spec_for_workflows(spec: JobSpec) -> JobSpec:
+    """The job as the real workflows are given it: that layout, and standbys left alone.
+
+    A simulated machine joins when it has passed its tests, and one that is lost for good has
+    another one on its way by itself.
+    """
+    alone = {"self_check": False, "check_every_s": 0.0, "refill": False}
+    spec = spec.model_copy(update={"standby": spec.standby.model_copy(update=alone)})
     layout = one_rank_a_machine(spec.layout())
     if layout.gpus_per_machine == spec.gpus_per_machine:
         return spec

@@ -39,6 +39,9 @@ COMMANDS: Mapping[str, str] = {
     "page": "page:page_command",
     "ckpt": "ckpt:app",
     "machine": "machine:app",
+    "install": "install:install_command",
+    "submit": "submit:submit_command",
+    "doctor": "doctor:doctor_command",
 }
 """Where each lies: a module beside this one, and a function or a group of commands in it."""
 

@@ -21,15 +21,17 @@ from everstep.agent.config import MachineConfig
 from everstep.agent.machine import Machine
 from everstep.agent.probes.host import own_cgroup
 from everstep.agent.probes.links import Relevance
-from everstep.agent.probes.monitor import Monitor, MonitorConfig
+from everstep.agent.probes.monitor import Monitor, MonitorConfig, Part
 from everstep.agent.telemetry import TelemetryClient
 from everstep.core import evidence
+from everstep.core.errors import InputError
 from everstep.core.model import Alert, MachineEvent, RankExit, RankProgress, RanksStarted
 from everstep.core.senses.inspection import Inspection
 from everstep.core.vocabulary import Observer, Symptom
 from everstep.spec.job import JobSpec
-from everstep.spec.load import load_spec
-from everstep.workers import metrics, registry, runtime, settings, stopping
+from everstep.spec.load import read_spec
+from everstep.workers import clusters, metrics, registry, runtime, settings, stopping
+from everstep.workers.health import Health, polling
 from everstep.workers.local.faults import faults_directory
 from everstep.workers.local.folder import RunFolder
 from everstep.workers.reports import Reporter
@@ -37,6 +39,9 @@ from everstep.workers.reports import Reporter
 logger = logging.getLogger(__name__)
 
 FAREWELL_PATIENCE_S = 1.0
+
+OF_THE_NODE = frozenset({Part.KERNEL_LOG, Part.NETWORK})
+"""What `everstep.workers.node` looks at, and a pod sees a part of at best."""
 
 
 def alert_of(rank_exit: RankExit) -> Alert:
@@ -78,6 +83,8 @@ def machine_config(name: str, given: settings.WorkerSettings, spec: JobSpec) -> 
         step_pattern=spec.detection.step_pattern,
         storage=None if spec.checkpoint.storage is None else spec.checkpoint.storage.policy(),
         replicated=tuple(spec.checkpoint.replicated),
+        pod=given.pod_name,
+        pod_uid=given.pod_uid,
         prepare=tuple(spec.code.prepare),
         prepare_timeout_s=spec.code.prepare_timeout_s,
     )
@@ -100,6 +107,7 @@ def monitor_config(
         own_cgroup=own_cgroup(),
         own_pids=lambda: process.strays(str((folder.machines / name).resolve()), None),
         accept_programs=given.kernel_log_of_programs,
+        parts=frozenset(Part) - OF_THE_NODE if given.node_senses else frozenset(Part),
     )
 
 
@@ -107,8 +115,14 @@ async def main(name: str) -> int:
     """Serve until told to stop."""
     stop = stopping.stop_requested()
     given = settings.from_environment()
-    spec = load_spec(given.spec_file)
+    clusters.share_files(given)
+    spec = read_spec(given.spec_file)
+    if not given.code_directory.is_dir():
+        what = f"{given.code_directory} is no folder"
+        raise InputError("EVERSTEP_CODE_DIRECTORY", what, "Name where the code lies here.")
     secret = given.secret()
+    health = Health()
+    await health.listen(given.host, given.health_port)
     client = await runtime.connect()
     reporter = Reporter(client, spec.name)
     monitor: Monitor | None = None
@@ -137,6 +151,7 @@ async def main(name: str) -> int:
     reporter_task = asyncio.create_task(reporter.run())
     senses_task: asyncio.Task[None] | None = None
     traces = TraceActivities(name, machine, EvidenceStore(given.evidence_url()))
+    RunFolder(given.run_directory).output.mkdir(parents=True, exist_ok=True)
     try:
         await machine.open()
         if given.watches_machine():
@@ -145,8 +160,10 @@ async def main(name: str) -> int:
         inspect = list[Inspection] if monitor is None else monitor.inspections
         told = metrics.AgentMetrics(machine, telemetry, reporter.alerts, inspect)
         metrics.serve(told, given, spec.name, f"agent-{name}")
-        async with registry.agent(client, spec.name, name, machine, traces):
-            await stop.wait()
+        ended = runtime.job_ended(client, spec.name) if given.ends_with_job else None
+        async with registry.agent(client, spec.name, name, machine, traces) as worker:
+            health.ready = polling(client, worker)
+            await stopping.until_stopped(stop, ended)
             await telemetry.farewell()
             await machine.close()
     finally:

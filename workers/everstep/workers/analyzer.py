@@ -11,6 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from temporalio.client import Client
 from temporalio.service import RPCError
@@ -24,9 +25,10 @@ from everstep.core.senses.silence import SilenceLimits
 from everstep.core.slow.sense import SlowSense
 from everstep.core.vocabulary import Observer, Symptom
 from everstep.spec.job import JobSpec
-from everstep.spec.load import load_spec
-from everstep.workers import metrics, registry, runtime, settings, stopping
+from everstep.spec.load import read_spec
+from everstep.workers import clusters, metrics, registry, runtime, settings, stopping
 from everstep.workers.account import Account
+from everstep.workers.health import Health, polling
 from everstep.workers.local.folder import RunFolder
 from everstep.workers.reports import Reporter
 from everstep.workers.steps import StepLog, load_steps
@@ -115,11 +117,26 @@ async def expect_known(client: Client, job: str, watch: AgentWatch) -> None:
         return
 
 
+async def keep_state(client: Client, job: str, run_directory: Path) -> None:
+    """Write into the run's folder what commands read there, as `everstep run` does elsewhere."""
+    folder = RunFolder(run_directory)
+    config = client.service_client.config
+    where = {"own": False, "address": config.target_host, "namespace": client.namespace}
+    folder.write_state(job=job, phase="running", in_cluster=True, temporal=where, ui="")
+    await runtime.job_ended(client, job)
+    folder.write_state(phase="finished", ended_at_s=time.time())
+
+
 async def main() -> int:
     """Serve until told to stop."""
     stop = stopping.stop_requested()
     given = settings.from_environment()
-    spec = load_spec(given.spec_file)
+    clusters.share_files(given)
+    # Not `load_spec`: the code need not lie where the analyzer runs.
+    spec = read_spec(given.spec_file)
+    health = Health()
+    await health.listen(given.host, given.health_port)
+    given.run_directory.mkdir(parents=True, exist_ok=True)
     steps_file = RunFolder(given.run_directory).steps
     account = Account(load_steps(steps_file))
     steps = StepLog(steps_file)
@@ -153,8 +170,14 @@ async def main() -> int:
     ]
     if given.metrics_port is not None:
         background.append(asyncio.create_task(account.follow(client, spec.name)))
-    async with registry.analyzer(client, spec.name, server):
-        await stop.wait()
+    if given.cluster == "kubernetes":
+        background.append(asyncio.create_task(keep_state(client, spec.name, given.run_directory)))
+        looking = clusters.watch(given, spec.name, lambda m: m in watch.machines(), reporter.put)
+        background.append(asyncio.create_task(looking))
+    ended = runtime.job_ended(client, spec.name) if given.ends_with_job else None
+    async with registry.analyzer(client, spec.name, server) as worker:
+        health.ready = polling(client, worker)
+        await stopping.until_stopped(stop, ended)
     for task in background:
         task.cancel()
     listening.close()

@@ -4,27 +4,33 @@ from __future__ import annotations
 
 from everstep.activities.archive import FileArchive
 from everstep.activities.evidence import EvidenceStore
-from everstep.activities.local_cluster import LocalCluster
 from everstep.activities.stacks import StackJudge
 from everstep.activities.webhook import Webhook
-from everstep.workers import registry, runtime, settings, stopping
+from everstep.workers import clusters, registry, runtime, settings, stopping
+from everstep.workers.health import Health, polling
 from everstep.workers.local.folder import RunFolder
 
 
 async def main() -> int:
     """Poll until told to stop."""
     stop = stopping.stop_requested()
-    given = settings.from_environment()
-    folder = RunFolder(given.run_directory)
-    worker = registry.controller(
-        await runtime.connect(),
-        LocalCluster(folder.evictions, folder.requests),
-        FileArchive(folder.incidents),
-        Webhook(settings.secrets()),
-        StackJudge(EvidenceStore(given.evidence_url())),
-    )
-    async with worker:
-        await stop.wait()
+    given = settings.read(settings.ControllerSettings)
+    clusters.share_files(given)
+    health = Health()
+    await health.listen(given.host, given.health_port)
+    folder = RunFolder(given.folder())
+    async with clusters.port(given, folder) as cluster:
+        client = await runtime.connect()
+        worker = registry.controller(
+            client,
+            cluster,
+            FileArchive(lambda job: RunFolder(given.run_of(job)).incidents),
+            Webhook(settings.secrets(given.secrets_directory)),
+            StackJudge(EvidenceStore(given.evidence_url())),
+        )
+        async with worker:
+            health.ready = polling(client, worker)
+            await stop.wait()
     return 0
 
 

@@ -18,6 +18,7 @@ import json
 import logging
 import os
 import threading
+import uuid
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import TimeoutError as LateError
 from http import HTTPStatus
@@ -242,7 +243,7 @@ class MetricsServer:
 
     def announce(self, folder: Path, job: str, process: str, token: str) -> None:
         """Write the token and the target into a folder, for Prometheus to find."""
-        folder.mkdir(exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         labels = {"everstep_job": job, "process": process}
         target = {"targets": [f"{self.host}:{self.port}"], "labels": labels}
         _write(folder / "token", token, 0o600)
@@ -255,7 +256,8 @@ class MetricsServer:
 
 
 def _write(path: Path, text: str, mode: int) -> None:
-    partial = path.with_suffix(f".{os.getpid()}")
+    # Pods that share a folder have process ids of their own, and so the same ones.
+    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
     with os.fdopen(descriptor, "w") as file:
         file.write(text)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
-from typing import Protocol
+from typing import Any, Protocol
 
 from temporalio.client import Client
 from temporalio.worker import Worker
@@ -11,13 +12,13 @@ from temporalio.worker import Worker
 from everstep.activities.analysis import AnalysisActivities, Progress
 from everstep.activities.archive import FileArchive
 from everstep.activities.checks import CheckActivities, Checked
-from everstep.activities.local_cluster import LocalCluster
 from everstep.activities.machine import Machine, MachineActivities
 from everstep.activities.stacks import StackJudge
 from everstep.activities.trace import TraceActivities
 from everstep.activities.webhook import Webhook
 from everstep.core import names
 from everstep.workers import runtime
+from everstep.workflows.ports import ClusterPort
 
 GRACE = timedelta(seconds=3)
 """How long a stopping worker lets its running activities go on."""
@@ -25,7 +26,7 @@ GRACE = timedelta(seconds=3)
 
 def controller(
     client: Client,
-    cluster: LocalCluster,
+    cluster: ClusterPort,
     archive: FileArchive,
     webhook: Webhook,
     stacks: StackJudge,
@@ -36,8 +37,7 @@ def controller(
         task_queue=names.CONTROLLER_QUEUE,
         workflows=runtime.WORKFLOWS,
         activities=[
-            cluster.evict,
-            cluster.request_machines,
+            *cluster_activities(cluster),
             archive.save_incident,
             webhook.page,
             stacks.judge,
@@ -47,6 +47,19 @@ def controller(
         sticky_queue_schedule_to_start_timeout=runtime.STICKY_TIMEOUT,
         graceful_shutdown_timeout=GRACE,
     )
+
+
+def cluster_activities(cluster: ClusterPort) -> list[Callable[..., Any]]:
+    """All that a cluster does."""
+    return [
+        cluster.list_machines,
+        cluster.claim,
+        cluster.give_slots,
+        cluster.quarantine,
+        cluster.release,
+        cluster.evict,
+        cluster.request_machines,
+    ]
 
 
 class Agent(Machine, Checked, Protocol):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 from collections import Counter
 from collections.abc import Sequence
 
@@ -18,8 +19,11 @@ logger = logging.getLogger(__name__)
 
 Report = Alert | MachineInfo | RanksFinished | CopyDamaged
 
-RETRY_EVERY_S = 0.2
+FIRST_RETRY_S = 0.2
 """The server is away for a second or so when it restarts; the job's workflow may not exist yet."""
+
+LAST_RETRY_S = 5.0
+"""A server that a thousand agents ask at once, and again at once, never gets to answer."""
 
 
 class Reporter:
@@ -65,6 +69,7 @@ class Reporter:
     async def _signal(
         self, name: str, value: list[Alert] | MachineInfo | RanksFinished | CopyDamaged
     ) -> None:
+        pause_s = FIRST_RETRY_S
         while True:
             try:
                 await self._handle.signal(name, value)
@@ -73,6 +78,8 @@ class Reporter:
                     logger.info("the job has ended; %s is not needed any more", name)
                     return
                 logger.warning("%s not delivered yet: %s", name, error)
-                await asyncio.sleep(RETRY_EVERY_S)
+                # At any time of the pause, so that those who failed together do not ask together.
+                await asyncio.sleep(random.uniform(0.5, 1.0) * pause_s)  # noqa: S311 - no secret
+                pause_s = min(LAST_RETRY_S, 2 * pause_s)
             else:
                 return

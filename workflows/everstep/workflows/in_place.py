@@ -8,13 +8,14 @@ from datetime import timedelta
 from temporalio import workflow
 from temporalio.exceptions import ActivityError
 
+from everstep.core.model import MachineInfo
 from everstep.core.orders import FROM_THE_BEGINNING
 from everstep.core.progress import NO_STEP
 from everstep.core.record import IncidentRecord
 from everstep.core.restore import RestorePlan, plan_restore
 from everstep.core.stacks.words import runs_text
 from everstep.core.vocabulary import Spent, Symptom
-from everstep.workflows import ordering, restart, storage, updating
+from everstep.workflows import asking, ordering, restart, storage, updating
 from everstep.workflows.situation import OvertakenError, Situation
 
 
@@ -42,6 +43,8 @@ async def restart_in_place(now: Situation) -> bool:
         attempt_after=attempt, restored_step=source.step, code_version=now.assignment.code_version
     )
     await now.tell_job("assigned", now.assignment)
+    if now.asks_cluster:
+        asking.show_new_slots(now)
     try:
         if plan.pulls or plan.loans:
             await now.unless_overtaken(restart.restore(now.job, now.assignment, plan))
@@ -119,7 +122,31 @@ def _blame(now: Situation, error: restart.MachinesRefusedError) -> None:
 
 
 async def _fill_slots(now: Situation) -> None:
-    """Give every vacant slot to a machine of the pool; wait for machines where it is empty."""
+    """Give every vacant slot to a machine of the pool that the cluster does not mind."""
+    while now.vacant:
+        await _until_enough(now)
+        claims = list(zip(now.vacant, now.waiting(), strict=False))
+        refused = dict(await asking.claim(now, claims)) if now.asks_cluster else {}
+        for slot, taken in claims:
+            now.pool = [known for known in now.pool if known.machine != taken.machine]
+            if taken.machine in refused:
+                now.story.tell(f"standby {taken.machine} is refused: {refused[taken.machine]}")
+                await now.tell_job("standby_refused", taken.machine)
+            else:
+                _take(now, slot, taken)
+
+
+def _take(now: Situation, slot: int, taken: MachineInfo) -> None:
+    slots = list(now.assignment.slots)
+    slots[slot] = taken
+    now.vacant = [other for other in now.vacant if other != slot]
+    now.assignment = replace(now.assignment, slots=tuple(slots))
+    now.story.tell(f"standby {taken.machine} takes slot {slot}")
+    now.story.change(replacements=(*now.record.replacements, taken.machine))
+
+
+async def _until_enough(now: Situation) -> None:
+    """Wait for machines where the pool has too few for the vacant slots."""
     lacking = len(now.vacant) - len(now.waiting())
     if lacking > 0 and now.in_test:
         lacking = await _after_tests(now, lacking)
@@ -131,15 +158,6 @@ async def _fill_slots(now: Situation) -> None:
             f"{_how_to_get_one(now)}: everstep machine add",
             lambda: len(now.waiting()) >= len(now.vacant),
         )
-    slots_now = list(now.assignment.slots)
-    for slot in now.vacant:
-        taken = now.waiting()[0]
-        now.pool = [known for known in now.pool if known.machine != taken.machine]
-        slots_now[slot] = taken
-        now.story.tell(f"standby {taken.machine} takes slot {slot}")
-        now.story.change(replacements=(*now.record.replacements, taken.machine))
-    now.vacant = []
-    now.assignment = replace(now.assignment, slots=tuple(slots_now))
 
 
 def _how_to_get_one(now: Situation) -> str:

@@ -19,7 +19,7 @@ from everstep.core.model import Alert, CopyDamaged, MachineInfo
 from everstep.core.record import IncidentRecord
 from everstep.core.updates import Update, UpdateState, pending
 from everstep.core.vocabulary import Symptom
-from everstep.workflows import ordering, restart, story
+from everstep.workflows import asking, ordering, restart, story
 from everstep.workflows.in_place import redone, restart_in_place
 from everstep.workflows.locating import locate, went_on
 from everstep.workflows.messages import (
@@ -125,6 +125,7 @@ class ResolveIncident:
         workflow.set_current_details(story.details(self._now.record))
         self._now.whole_ladder = workflow.patched("whole-ladder")
         self._now.takes_advice = workflow.patched("first-action")
+        self._now.asks_cluster = workflow.patched("asks-cluster")
         self._now.pages.tells_all = workflow.patched("notices")
         self._now.pages.opened()
         over = False
@@ -213,6 +214,7 @@ class ResolveIncident:
     async def _close(self) -> IncidentResult:
         now = self._now
         await settle_tests(now)
+        await asking.settle(now)
         now.story.closed(
             "closed: another failure begins" if now.overtaken() else "closed: training is stable"
         )

@@ -21,7 +21,7 @@ from everstep.core.model import Alert, Assignment, CopyDamaged, MachineInfo, Ran
 from everstep.core.orders import FROM_THE_BEGINNING
 from everstep.core.record import TimelineEntry
 from everstep.core.vocabulary import Observer, Symptom
-from everstep.workflows import options, ordering, restart, storage, story, updating
+from everstep.workflows import asking, options, ordering, restart, storage, story, updating
 from everstep.workflows.incident import ResolveIncident
 from everstep.workflows.messages import (
     Eviction,
@@ -65,6 +65,9 @@ class RunJob(UpdateDesk):
         super().__init__(job, state or JobState())
         self._listening = self._state.active
         self._awaited_s: float | None = None
+        self._asks_cluster = False
+        self._showing: asyncio.Task[None] | None = None
+        self._places: dict[str, str] = {}
 
         async def on_ready(machine: MachineInfo) -> None:
             await self._tell_incident("machine_joined", machine)
@@ -125,6 +128,8 @@ class RunJob(UpdateDesk):
         self._state.barred = [m for m in self._state.barred if m.machine != name]
         for machine in waiting:
             await self.machine_joined(machine)
+        if self._asks_cluster:
+            await self._release(name)
 
     @workflow.signal
     async def ranks_finished(self, finished: RanksFinished) -> None:
@@ -150,6 +155,11 @@ class RunJob(UpdateDesk):
         self._state.finished, self._state.out = [], []
         held = assignment.machine_names()
         self._state.pool = [k for k in self._state.pool if k.machine not in held]
+
+    @workflow.signal
+    def standby_refused(self, name: str) -> None:
+        """The cluster minds a standby: it is none, until its agent joins anew."""
+        self._state.pool = [known for known in self._state.pool if known.machine != name]
 
     @workflow.signal
     def machine_evicted(self, eviction: Eviction) -> None:
@@ -218,6 +228,7 @@ class RunJob(UpdateDesk):
     @workflow.run
     async def run(self, job: JobInput, state: JobState | None = None) -> JobResult:
         """Start the job and see it through to its end."""
+        self._asks_cluster = workflow.patched("asks-cluster")
         self._care = asyncio.create_task(self._standbys.run())
         if self._state.assignment is None:
             await self._gather_machines()
@@ -264,6 +275,7 @@ class RunJob(UpdateDesk):
             )
         except TimeoutError:
             workflow.logger.warning("starting with %d of %d", len(self._state.pool), wanted)
+        self._places = await asking.places(spec) if self._asks_cluster else {}
         late = wanted - len(self._state.pool)
         await self._test_spares()
         by_name = self._by_name()
@@ -289,13 +301,19 @@ class RunJob(UpdateDesk):
         await workflow.wait_condition(lambda: len(self._state.pool) >= self._job.spec.machines)
 
     def _by_name(self) -> list[MachineInfo]:
-        return sorted(self._state.pool, key=lambda info: _natural(info.machine))
+        """Machines of the pool by where they stand, then by name."""
+        return sorted(
+            self._state.pool,
+            key=lambda info: (self._places.get(info.machine, ""), _natural(info.machine)),
+        )
 
     async def _first_start(self) -> None:
         """Start attempt 1; a machine that cannot is the first incident's alert."""
         assignment = self._state.assignment
         assert assignment is not None  # noqa: S101 - set by the only caller just before
         self._state.started_at_s = self._state.attempt_at_s = workflow.now().timestamp()
+        if self._asks_cluster:
+            self._showing = asyncio.create_task(asking.show_slots(self._job.spec, assignment))
         if self._job.spec.code.prepare:
             directory = self._job.code_directory
             _, problems = await updating.prepare(self._job, directory, assignment.slots)
@@ -371,6 +389,13 @@ class RunJob(UpdateDesk):
         )
         self._listening = self._state.active
         self._show()
+
+    async def _release(self, machine: str) -> None:
+        """What a person admits may be used again; where nobody can say so, a person has to."""
+        try:
+            await asking.release_machine(self._job.spec.name, machine)
+        except ActivityError as error:
+            self._note(f"{machine} is admitted, and still in quarantine: {ordering.why(error)}")
 
     async def _forward_pending(self) -> None:
         alerts, self._state.pending = self._state.pending, []

@@ -272,11 +272,106 @@ class EvictOrder:
         incident: Which incident ordered it, 0 for a machine that had no slot; with the machine,
             what makes the order idempotent.
         reason: One sentence for the record.
+        job: Name of the job.
     """
 
     machine: MachineInfo
     incident: int
     reason: str
+    job: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Evicted:
+    """How far an eviction has come when its order is answered.
+
+    Attributes:
+        waiting: What the last of it waits for, which recovery need not; empty when it is done.
+    """
+
+    waiting: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseOrder:
+    """Let others use a machine again that a job had taken out.
+
+    Attributes:
+        job: Name of the job.
+        machine: Name of the machine.
+    """
+
+    job: str
+    machine: str
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimOrder:
+    """Give slots to standbys, if nothing speaks against them.
+
+    Attributes:
+        job: Name of the job.
+        incident: Whose restart it is.
+        claims: Slot and machine.
+    """
+
+    job: str
+    incident: int
+    claims: tuple[tuple[int, MachineInfo], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimReport:
+    """What speaks against standbys.
+
+    Attributes:
+        refused: Machine and why, one sentence; all others have their slots.
+    """
+
+    refused: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SlotsOrder:
+    """Show who holds which slot.
+
+    Attributes:
+        job: Name of the job.
+        machines: Names of machines by slot.
+    """
+
+    job: str
+    machines: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MachinesQuery:
+    """Which machines has a job?
+
+    Attributes:
+        job: Name of the job.
+        topology_label: Label of nodes that says where they stand; empty: it does not matter.
+    """
+
+    job: str
+    topology_label: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SeenMachine:
+    """A machine as the cluster knows it.
+
+    Attributes:
+        machine: Its name.
+        slot: The slot that it is shown to hold; None without one.
+        quarantined: Whether Everstep holds it in quarantine.
+        place: Where it stands, by the label that was asked for; empty where none is told.
+    """
+
+    machine: str
+    slot: int | None = None
+    quarantined: bool = False
+    place: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,10 +32,17 @@ from everstep.core.record import IncidentRecord
 from everstep.core.trial import ReplayOrder, ReplayReport
 from everstep.workflows.messages import (
     AwaitStep,
+    ClaimOrder,
+    ClaimReport,
+    Evicted,
     EvictOrder,
     JudgeOrder,
     MachineRequest,
+    MachinesQuery,
     PageOrder,
+    ReleaseOrder,
+    SeenMachine,
+    SlotsOrder,
 )
 
 
@@ -101,12 +108,45 @@ class CheckPort(ABC):
 
 
 class ClusterPort(ABC):
-    """What the outside world does with machines."""
+    """What the outside world does with machines.
+
+    A lost machine need not answer for any of it. What the cluster shows of slots and quarantine is
+    for people and schedulers: no recovery depends on it.
+    """
+
+    @activity.defn(name="cluster.list_machines")
+    @abstractmethod
+    async def list_machines(self, query: MachinesQuery) -> tuple[SeenMachine, ...]:
+        """See which machines the job has; a second call looks again."""
+
+    @activity.defn(name="cluster.claim")
+    @abstractmethod
+    async def claim(self, order: ClaimOrder) -> ClaimReport:
+        """Give slots to standbys that nothing speaks against; a second call looks again."""
+
+    @activity.defn(name="cluster.give_slots")
+    @abstractmethod
+    async def give_slots(self, order: SlotsOrder) -> None:
+        """Show who holds which slot, and that others hold none; a second call changes nothing."""
+
+    @activity.defn(name="cluster.quarantine")
+    @abstractmethod
+    async def quarantine(self, order: EvictOrder) -> None:
+        """Let nothing new begin on a machine, whose agent lives on; a second call finds it done."""
+
+    @activity.defn(name="cluster.release")
+    @abstractmethod
+    async def release(self, order: ReleaseOrder) -> None:
+        """Undo the job's quarantine, and nobody else's; a second call finds it done."""
 
     @activity.defn(name="cluster.evict")
     @abstractmethod
-    async def evict(self, order: EvictOrder) -> None:
-        """Make sure that nothing of the job runs on the machine; a second call finds it done."""
+    async def evict(self, order: EvictOrder) -> Evicted | None:
+        """Quarantine a machine, and end what runs on it of the job; a second call finds it done.
+
+        Returns:
+            What is left to wait for, if anything. None only from before this was told.
+        """
 
     @activity.defn(name="cluster.request_machines")
     @abstractmethod

@@ -17,7 +17,7 @@ from temporalio.exceptions import is_cancelled_exception
 from everstep.core.model import MachineInfo
 from everstep.core.orders import CheckResult
 from everstep.core.vocabulary import Verdict
-from everstep.workflows import options
+from everstep.workflows import asking, options
 from everstep.workflows.checking import check_apart
 from everstep.workflows.messages import EvictOrder, TestedMachine
 from everstep.workflows.ports import ClusterPort
@@ -58,12 +58,12 @@ async def _test(now: Situation, machines: Sequence[MachineInfo]) -> None:
 
 
 async def _decide(now: Situation, info: MachineInfo, healthy: bool, finding: str) -> None:
-    if not healthy:
-        await workflow.execute_activity_method(
-            ClusterPort.evict,
-            EvictOrder(info, now.record.incident, finding),
-            **options.EVICT.config(f"evict {info.machine}: {finding}"),
-        )
+    if not now.asks_cluster:
+        await _evict_as_before(now, info, healthy, finding)
+    elif healthy:
+        await asking.release(now, info.machine)
+    else:
+        await asking.evict(now, [info], finding)
     _, suspected = now.in_test.pop(info.machine)
     if healthy:
         now.evicting.remove(info.machine)
@@ -74,6 +74,15 @@ async def _decide(now: Situation, info: MachineInfo, healthy: bool, finding: str
     else:
         now.story.tell(f"{info.machine} stays out: {finding}")
     await now.tell_job("machine_tested", TestedMachine(info, healthy, suspected, finding))
+
+
+async def _evict_as_before(now: Situation, info: MachineInfo, healthy: bool, finding: str) -> None:
+    if not healthy:
+        await workflow.execute_activity_method(
+            ClusterPort.evict,
+            EvictOrder(info, now.record.incident, finding),
+            **options.EVICT.config(f"evict {info.machine}: {finding}"),
+        )
 
 
 def _finding(result: CheckResult) -> str:

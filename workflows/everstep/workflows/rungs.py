@@ -14,7 +14,7 @@ from everstep.core import ladder, memory
 from everstep.core.model import MachineInfo
 from everstep.core.record import Finding
 from everstep.core.vocabulary import ClimbOutcome, Mode, Rung
-from everstep.workflows import options
+from everstep.workflows import asking, options
 from everstep.workflows.checking import check_machines
 from everstep.workflows.messages import Eviction, EvictOrder
 from everstep.workflows.ports import ClusterPort
@@ -83,6 +83,8 @@ async def _perform(now: Situation, finding: Finding, decision: ladder.Decision) 
 
 async def _evict(now: Situation, finding: Finding, decision: ladder.Decision) -> None:
     now.evicting += decision.machines
+    if now.asks_cluster:
+        await _ask_cluster(now, finding, decision)
     apart: list[tuple[MachineInfo, bool]] = []
     suspected = now.job.spec.layout().machines_of(finding.ranks)
     for slot, info in enumerate(now.assignment.slots):
@@ -93,7 +95,7 @@ async def _evict(now: Situation, finding: Finding, decision: ladder.Decision) ->
         tested = machine in finding.group_only and machine not in now.record.returned
         if tested:
             apart.append((info, slot in suspected))
-        else:
+        elif not now.asks_cluster:
             await workflow.execute_activity_method(
                 ClusterPort.evict,
                 EvictOrder(info, now.record.incident, decision.reason),
@@ -109,6 +111,14 @@ async def _evict(now: Situation, finding: Finding, decision: ladder.Decision) ->
         now.story.tell(f"{machine} is out of slot {slot}{what}")
     now.story.change(evicted=(*now.record.evicted, *decision.machines))
     begin_tests(now, apart)
+
+
+async def _ask_cluster(now: Situation, finding: Finding, decision: ladder.Decision) -> None:
+    """Have the machines evicted; those that are to be tested first only take nothing new."""
+    leaving = [info for info in now.occupied() if info.machine in decision.machines]
+    tested = [info for info in leaving if info.machine in finding.group_only]
+    asking.quarantine(now, tested, decision.reason)
+    await asking.evict(now, [info for info in leaving if info not in tested], decision.reason)
 
 
 def _roll_back(now: Situation, decision: ladder.Decision) -> None:

@@ -67,6 +67,13 @@ class Situation:
         self.in_test: dict[str, tuple[MachineInfo, bool]] = {}
         """Evicted machines under test, each with whether a rank of its own stood out."""
         self.tests: list[asyncio.Task[None]] = []
+        self.chores: list[asyncio.Task[None]] = []
+        """What the cluster was asked for, and nothing waits for."""
+        self.quarantining: dict[str, asyncio.Task[None]] = {}
+        """Those of them that must be over before the machine's quarantine is undone."""
+        self.showing: asyncio.Task[None] | None = None
+        self.asks_cluster = True
+        """False in incidents that were opened before the cluster was told more than to evict."""
         self.restarts_without_progress = 0
         self.newest_exit_step: int | None = None
         self.job_finished = False
@@ -276,7 +283,13 @@ class Situation:
     async def tell_job(
         self,
         signal: str,
-        value: Assignment | Eviction | TestedMachine | IncidentResult | UpdatesMade | UpdatesHeard,
+        value: Assignment
+        | Eviction
+        | TestedMachine
+        | IncidentResult
+        | UpdatesMade
+        | UpdatesHeard
+        | str,
     ) -> None:
         """Signal the job; a job that is gone needs no telling."""
         job_id = names.job_workflow_id(self.job.spec.name)

@@ -256,7 +256,7 @@ class Standbys:
         try:
             await workflow.execute_activity_method(
                 ClusterPort.evict,
-                EvictOrder(info, NO_INCIDENT, finding),
+                EvictOrder(info, NO_INCIDENT, finding, self._job.spec.name),
                 **options.EVICT.config(f"evict {info.machine}: {finding}"),
             )
         except ActivityError as error:

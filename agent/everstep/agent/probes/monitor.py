@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 
 from everstep.agent.probes import boot, kmsg
@@ -30,6 +31,15 @@ logger = logging.getLogger(__name__)
 RETRY_KERNEL_LOG_S = 60.0
 
 
+class Part(StrEnum):
+    """What the senses of a machine look at; in a cluster its pod and its node share it out."""
+
+    KERNEL_LOG = "kernel log"
+    HOST = "host"
+    NETWORK = "network"
+    GPUS = "GPUs"
+
+
 @dataclass(frozen=True, slots=True)
 class MonitorConfig:
     """What the senses of one machine look at.
@@ -44,6 +54,7 @@ class MonitorConfig:
         accept_programs: Whether lines that programs wrote to the kernel log count; for tests.
         kernel_log: The kernel log's device.
         intervals_s: Seconds between two looks at the host, the GPUs and the network.
+        parts: What is looked at here.
     """
 
     machine: str
@@ -59,6 +70,7 @@ class MonitorConfig:
         thresholds.GPU_EVERY_S,
         thresholds.NETWORK_EVERY_S,
     )
+    parts: frozenset[Part] = frozenset(Part)
 
 
 class Monitor:
@@ -89,7 +101,9 @@ class Monitor:
     async def run(self) -> None:
         """Watch until cancelled."""
         host_s, gpu_s, network_s = self._config.intervals_s
-        self._note(await boot.look())
+        parts = self._config.parts
+        if Part.KERNEL_LOG in parts:
+            self._note(await boot.look())
         host = HostProbe(self._config.paths, self._wall, self._clock)
         links = LinkProbe(self._config.relevance)
         gpus = GpuProbe(self._on_xid, self._clock, self._config.gpus)
@@ -107,12 +121,14 @@ class Monitor:
 
         try:
             async with asyncio.TaskGroup() as senses:
-                senses.create_task(self._watch_kernel_log())
-                senses.create_task(self._every(host_s, "host", look_at_host))
-                if links.interfaces or links.ports:
+                if Part.KERNEL_LOG in parts:
+                    senses.create_task(self._watch_kernel_log())
+                if Part.HOST in parts:
+                    senses.create_task(self._every(host_s, "host", look_at_host))
+                if Part.NETWORK in parts and (links.interfaces or links.ports):
                     senses.create_task(self._every(network_s, "network", look_at_links))
                     senses.create_task(self._watch_links(look_at_links))
-                if self._config.gpus != 0:
+                if Part.GPUS in parts and self._config.gpus != 0:
                     senses.create_task(self._every(gpu_s, "GPU", look_at_gpus, gpus.trouble))
         finally:
             await gpus.close()

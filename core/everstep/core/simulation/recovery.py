@@ -11,18 +11,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from everstep.core import evidence, hang, ladder, memory, replay
+from everstep.core import evidence, hang, ladder, memory
 from everstep.core.memory import CodeVersion
 from everstep.core.model import Alert
 from everstep.core.orders import FROM_THE_BEGINNING
 from everstep.core.record import Climb, Finding, IncidentRecord, Mark, StackRecord
 from everstep.core.simulation import showing
 from everstep.core.simulation.agenda import Agenda, Rejoin
-from everstep.core.simulation.faults import REPLAY
+from everstep.core.simulation.testing import Examined, check_all, checked_apart, replay_all
 from everstep.core.simulation.world import Strike, World
-from everstep.core.suspicion import Trial, TrialOutcome
 from everstep.core.vocabulary import (
-    Check,
     ClimbOutcome,
     Mode,
     Outcome,
@@ -174,9 +172,9 @@ class Recovery:
                 self._climbed(finding, decision, ClimbOutcome.OBSERVED)
             elif decision.rung in (Rung.CHECKS, Rung.REPLAY):
                 approved = False
-                checks = decision.rung is Rung.CHECKS
-                outcome, machines = self._check(finding) if checks else self._replay()
-                self._climbed(finding, replace(decision, machines=machines), outcome)
+                found = self._examine(decision.rung, finding)
+                told = replace(decision, machines=found.machines)
+                self._climbed(finding, told, found.outcome)
             else:
                 self._climbed(finding, decision, ClimbOutcome.DONE)
                 self._perform(finding, decision)
@@ -222,36 +220,14 @@ class Recovery:
         self._world.mend()
         self._mark(Spent.LOCATE)
 
-    def _check(self, finding: Finding) -> tuple[ClimbOutcome, tuple[str, ...]]:
-        kinds = [Check.GPU, Check.MACHINE, Check.LINKS]
-        if finding.symptom is Symptom.NAN_VALUE:
-            kinds.append(Check.BITWISE)
-        occupied = [m for slot, m in enumerate(self._world.slots) if slot not in self._vacant]
-        for check in kinds:
-            meetings = ring_rounds(len(occupied)) if check is Check.LINKS else 1
-            self.now_s += sum(self._world.check_s(check, number) for number in range(meetings))
-            named = self._world.faulty(check, occupied)
-            if named:
-                return ClimbOutcome.FOUND, tuple(m for m in occupied if m in named)
-        return ClimbOutcome.PASSED, ()
-
-    def _replay(self) -> tuple[ClimbOutcome, tuple[str, ...]]:
-        slots, layout = self._world.slots, self._setting.layout
-        scheme = replay.scheme_for(layout, len(slots))
-        faulty = {slots.index(m) for m in self._world.faulty(REPLAY, slots)}
-        of_code = self._world.fails_everywhere()
-        rounds: list[list[Trial]] = []
-        while isinstance(wanted := replay.next_round(scheme, rounds), replay.Round):
-            times = self._setting.durations
-            self.now_s += self._world.takes_s("replay", times.replay_round, len(rounds))
-            failed, passed = TrialOutcome.FAILED, TrialOutcome.PASSED
-            rounds.append(
-                [
-                    Trial(group, failed if of_code or faulty & {*group.machines} else passed)
-                    for group in wanted.groups
-                ]
-            )
-        return _OUTCOMES[wanted.outcome], tuple(slots[number] for number in wanted.evict)
+    def _examine(self, rung: Rung, finding: Finding) -> Examined:
+        if rung is Rung.REPLAY:
+            found = replay_all(self._world)
+        else:
+            occupied = [m for slot, m in enumerate(self._world.slots) if slot not in self._vacant]
+            found = check_all(self._world, occupied, finding.symptom)
+        self.now_s += found.took_s
+        return found
 
     def _perform(self, finding: Finding, decision: ladder.Decision) -> None:
         if decision.rung is Rung.EVICT:
@@ -276,17 +252,8 @@ class Recovery:
             self._job.evictions.append((self.now_s, machine))
         self._change(evicted=(*self.record.evicted, *decision.machines))
         if apart:
-            self._begin_tests(apart)
-
-    def _begin_tests(self, machines: Sequence[str]) -> None:
-        """Those that went for their group alone are tested while the job goes on without them."""
-        done_s, bad = self.now_s, set[str]()
-        links = [Check.LINKS] * (len(machines) > 1)
-        for check in (Check.GPU, Check.MACHINE, *links):
-            meetings = ring_rounds(len(machines)) if check is Check.LINKS else 1
-            done_s += sum(self._world.check_s(check, number) for number in range(meetings))
-            bad |= self._world.faulty(check, machines)
-        self._tests.append(Rejoin(done_s, tuple(machines), frozenset(bad)))
+            # While the job goes on without them.
+            self._tests.append(checked_apart(self._world, apart, self.now_s))
 
     # --- The restart ------------------------------------------------------------------------------
 
@@ -396,20 +363,6 @@ class Recovery:
 
     def _change(self, **fields: Any) -> None:
         self.record = replace(self.record, **fields)
-
-
-_OUTCOMES = {
-    TrialOutcome.FAILED: ClimbOutcome.FOUND,
-    TrialOutcome.PASSED: ClimbOutcome.PASSED,
-    TrialOutcome.COULD_NOT_TELL: ClimbOutcome.COULD_NOT_TELL,
-}
-
-
-def ring_rounds(machines: int) -> int:
-    """In how many rounds every machine meets its neighbours; see `core.links`."""
-    if machines <= 2:
-        return machines - 1 if machines else 0
-    return 2 + machines % 2
 
 
 def _redone(record: IncidentRecord) -> int:

@@ -17,7 +17,6 @@ from typing import Protocol
 
 import yaml
 from temporalio.client import Client, WorkflowFailureError, WorkflowHandle
-from temporalio.exceptions import WorkflowAlreadyStartedError
 from temporalio.service import RPCError
 
 from everstep.core import names, updates
@@ -32,8 +31,8 @@ from everstep.workers.local.code import take_broken, take_previous, take_version
 from everstep.workers.local.folder import RunFolder
 from everstep.workers.local.guardian import Guardian
 from everstep.workers.settings import WorkerSettings
+from everstep.workers.starting import start_job, still_open
 from everstep.workers.telemetry import Snapshot, watch
-from everstep.workflows import options as workflow_options, story
 from everstep.workflows.incident import ResolveIncident
 from everstep.workflows.job import RunJob
 from everstep.workflows.messages import JobInput, JobResult, JobStatus
@@ -51,9 +50,6 @@ STOP_PATIENCE_S = 3.0
 
 FAREWELL_PATIENCE_S = 2.0
 LOOK_EVERY_S = 0.5
-
-REGISTRATION_PATIENCE_S = 20.0
-"""Every part of a server has heard of a new search attribute after about 10 s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +164,7 @@ class LocalRun:
         client = await self._server()
         spec = self._spec.model_copy(update={"environment": {}})
         job = JobInput(spec, version, str(code), self._options.from_scratch, tuple(earlier))
-        handle = await self._start_job(client, job)
+        handle = await start_job(client, job)
         self._client = client
         await self._start_worker("controller")
         await self._start_worker("analyzer")
@@ -270,36 +266,6 @@ class LocalRun:
     def _given(self) -> WorkerSettings:
         assert self._settings is not None  # noqa: S101 - set before anything is started
         return self._settings
-
-    async def _start_job(self, client: Client, job: JobInput) -> WorkflowHandle[RunJob, JobResult]:
-        workflow_id = names.job_workflow_id(self._spec.name)
-        deadline_s = time.monotonic() + REGISTRATION_PATIENCE_S
-        while True:
-            try:
-                return await client.start_workflow(
-                    RunJob.run,
-                    args=[job, None],
-                    id=workflow_id,
-                    task_queue=names.CONTROLLER_QUEUE,
-                    task_timeout=workflow_options.workflow_task_timeout(self._spec.machines),
-                    search_attributes=story.job_attributes(self._spec.name),
-                    static_summary=f"Training job {self._spec.name}",
-                )
-            except WorkflowAlreadyStartedError as error:
-                raise InputError(
-                    f"name ({self._spec.name})",
-                    "a job of this name already runs on this Temporal server",
-                    "Give the job another name, or end the other one: temporal workflow "
-                    f'terminate --query "{self._on_server()}"',
-                ) from error
-            except RPCError as error:
-                if time.monotonic() > deadline_s or "search attribute" not in str(error).lower():
-                    raise InputError(
-                        f"Temporal namespace {client.namespace}",
-                        f"the job cannot be started there: {error.message}",
-                        "Correct TEMPORAL_NAMESPACE, or what the server says.",
-                    ) from error
-                await asyncio.sleep(LOOK_EVERY_S)
 
     async def _start_child(
         self, name: str, command: Sequence[str], keep_alive: bool = True
@@ -513,16 +479,14 @@ class LocalRun:
             return
         patience = timedelta(seconds=FAREWELL_PATIENCE_S)
         try:
-            async for found in self._client.list_workflows(self._on_server(), rpc_timeout=patience):
+            async for found in self._client.list_workflows(
+                still_open(self._spec.name), rpc_timeout=patience
+            ):
                 await self._client.get_workflow_handle(found.id).terminate(
                     reason="the run that had its machines was stopped", rpc_timeout=patience
                 )
         except RPCError as error:
             self._narrator.say(f"the job may still be open on the server: {error.message}")
-
-    def _on_server(self) -> str:
-        """Query for all of the job's workflows that are open."""
-        return f"{story.JOB.name} = '{self._spec.name}' AND ExecutionStatus = 'Running'"
 
 
 async def _to_its_end(work: Coroutine[None, None, None]) -> None:

@@ -121,10 +121,12 @@ class RunFolder:
         return str(self.read_state().get("job", self.path.name))
 
     def is_running(self) -> bool:
-        """Whether the process that carries the run is alive."""
+        """Whether the process that carries the run is alive; in a cluster, whether the job runs."""
         state = self.read_state()
         if state.get("phase") != "running":
             return False
+        if state.get("in_cluster"):
+            return True
         try:
             began_at_s = psutil.Process(int(state["pid"])).create_time()
         except psutil.NoSuchProcess:

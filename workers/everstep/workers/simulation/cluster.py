@@ -44,12 +44,15 @@ from everstep.core.simulation.world import Strike, World
 from everstep.core.trial import ReplayOrder, ReplayReport
 from everstep.core.vocabulary import Outcome
 from everstep.workers.simulation.machines import CODE, Machines, info_of
+from everstep.workers.simulation.silent import SilentCluster
 from everstep.workflows.batches import MachineOrders
 from everstep.workflows.messages import (
     Approval,
     AwaitStep,
+    Evicted,
     EvictOrder,
     JudgeOrder,
+    MachineRequest,
     PageOrder,
     UpdateRequest,
 )
@@ -57,7 +60,6 @@ from everstep.workflows.ports import (
     AnalysisPort,
     ArchivePort,
     CheckPort,
-    ClusterPort,
     MachinePort,
     NotifyPort,
     StackPort,
@@ -110,7 +112,7 @@ class SimulatedCluster(
     CheckPort,
     TracePort,
     StackPort,
-    ClusterPort,
+    SilentCluster,
     AnalysisPort,
     ArchivePort,
     NotifyPort,
@@ -142,7 +144,8 @@ class SimulatedCluster(
         return [
             self.let_happen, self.answer, self.stop, self.restore, self.look_at_storage, self.start,
             self.prepare, self.check, self.replay, self.trace, self.judge, self.await_step,
-            self.evict, self.save_incident, self.page,
+            self.evict, self.request_machines, self.save_incident, self.page,
+            *self.unshown(),
         ]  # fmt: skip
 
     def disturb(self, kill: Callable[[], None], times: int, faults: int) -> None:
@@ -302,7 +305,7 @@ class SimulatedCluster(
         return StepSeen(wanted.attempt, wanted.step, (at_s or 0.0) + self.from_s)
 
     @activity.defn(name="cluster.evict")
-    async def evict(self, order: EvictOrder) -> None:
+    async def evict(self, order: EvictOrder) -> Evicted | None:
         """Take a machine out; another one will join.
 
         Effect: a machine is on its way.
@@ -312,13 +315,24 @@ class SimulatedCluster(
         """
         key = order.machine.machine, order.incident
         if key in self._evicted:
-            return
+            return Evicted()
         self._evicted.add(key)
         name, after_s = self.world.replacement(order.machine.machine)
         joins_s = self._now_s() + after_s
         info = info_of(name, joins_s + self.from_s)
         self._at(joins_s, lambda: self._signals.joined(info))
         await self._signals.changed()
+        return Evicted()
+
+    @activity.defn(name="cluster.request_machines")
+    async def request_machines(self, request: MachineRequest) -> None:
+        """Bring nothing more: each eviction has another machine join as it is.
+
+        Effect: none.
+        Idempotent by: having none.
+        Heartbeats: no.
+        Gives up when: never.
+        """
 
     @activity.defn(name="archive.save_incident")
     async def save_incident(self, record: IncidentRecord) -> None:

@@ -7,6 +7,7 @@ import contextlib
 import shutil
 import sys
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from pathlib import Path
 
 from temporalio.api.enums.v1 import IndexedValueType
@@ -23,6 +24,9 @@ from everstep.workflows import story
 BINARY = "temporal-test-server"
 HOST = "127.0.0.1"
 PATIENCE_S = 60.0
+
+CONVERTER = replace(DATA_CONVERTER, payload_codec=None)
+"""Nothing is kept of these histories, so nothing in them needs to be small."""
 
 _KINDS = {
     "Keyword": IndexedValueType.INDEXED_VALUE_TYPE_KEYWORD,
@@ -79,7 +83,7 @@ async def _connected(address: str) -> Client:
     deadline_s = asyncio.get_running_loop().time() + PATIENCE_S
     while True:
         try:
-            return await Client.connect(address, data_converter=DATA_CONVERTER)
+            return await Client.connect(address, data_converter=CONVERTER)
         except RuntimeError as error:
             if asyncio.get_running_loop().time() > deadline_s:
                 raise TransientError(f"{BINARY} does not answer at {address}") from error

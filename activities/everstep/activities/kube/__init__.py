@@ -1,0 +1,1 @@
+"""Kubernetes: machines are pods. Only `connection` imports the client library."""

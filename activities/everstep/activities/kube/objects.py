@@ -1,0 +1,84 @@
+"""Manifests of any kind, made in a cluster and kept as they say. For `everstep submit`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from everstep.activities.kube.connection import ChangedError, Connection, NotThereError
+from everstep.core.errors import InputError
+from everstep.core.kubernetes_names import LABEL_JOB
+
+Json = dict[str, Any]
+
+RESOURCES: Mapping[str, str] = {
+    "ConfigMap": "configmaps",
+    "Deployment": "deployments",
+    "JobSet": "jobsets",
+    "NetworkPolicy": "networkpolicies",
+    "PodDisruptionBudget": "poddisruptionbudgets",
+    "PodMonitor": "podmonitors",
+    "Secret": "secrets",
+    "Service": "services",
+    "StatefulSet": "statefulsets",
+}
+"""What each kind is called in a path."""
+
+
+class Objects:
+    """Objects of one cluster.
+
+    Args:
+        connection: To its API server.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    async def find(self, wanted: Json) -> Json | None:
+        """The object of this kind, namespace and name, or None.
+
+        Raises:
+            TransientError, PermanentError: As `Connection.get`.
+        """
+        try:
+            return await self._connection.get(path_of(wanted))
+        except NotThereError:
+            return None
+
+    async def keep(self, wanted: Json) -> Json:
+        """Make an object, or change the one that is there; a second time changes nothing.
+
+        Returns:
+            The object as it is now.
+
+        Raises:
+            InputError: What is there under this name belongs to nobody or another job.
+            TransientError, PermanentError: As `Connection.post` and `patch`.
+        """
+        path = path_of(wanted)
+        try:
+            return await self._connection.post(path.rpartition("/")[0], wanted)
+        except ChangedError:
+            found = await self._connection.get(path)
+        if _job(found) != _job(wanted):
+            where = f"{wanted['kind']} {wanted['metadata']['name']}"
+            raise InputError(
+                where,
+                f"is there already in {wanted['metadata']['namespace']}, and is not this job's",
+                "Rename or delete it, or give the job another name.",
+            )
+        return await self._connection.patch(path, wanted)
+
+
+def path_of(wanted: Json) -> str:
+    """Where an API server keeps an object."""
+    version, metadata = str(wanted["apiVersion"]), wanted["metadata"]
+    root = f"/apis/{version}" if "/" in version else f"/api/{version}"
+    resource = RESOURCES[wanted["kind"]]
+    return f"{root}/namespaces/{metadata['namespace']}/{resource}/{metadata['name']}"
+
+
+def _job(found: Json) -> str | None:
+    labels: dict[str, str] = found["metadata"].get("labels") or dict[str, str]()
+    return labels.get(LABEL_JOB)

@@ -1,0 +1,143 @@
+"""A job from its manifests alone: every process with the variables and files that they give it."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import itertools
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import yaml
+from temporalio.client import Client
+
+from everstep.activities.archive import load_incidents
+from everstep.core import names
+from everstep.workers.cluster import install, places
+from everstep.workers.cluster.launch import job_objects_with, new_secret
+from everstep.workers.cluster.pod import Submission
+from everstep.workers.cluster.submit import Target, job_input, submission
+from everstep.workers.local.folder import RunFolder
+from everstep.workers.payloads import DATA_CONVERTER
+from everstep.workers.starting import start_job
+from everstep.workflows.job import RunJob
+from tests.e2e.local import EXAMPLE
+from tests.fakes.pods import Host, Object, Pod, hosting, templates
+from tests.fakes.servers import dev_server
+
+PATIENCE_S = 150.0
+
+
+def spec_file(folder: Path, kind: str) -> Path:
+    spec = {
+        "name": "gpt",
+        "command": ["python", "train.py", "--steps", "40", "--step-time-s", "0.1"],
+        "code": {"directory": str(EXAMPLE)},
+        "machines": 2,
+        "gpus_per_machine": 1,
+        "parallelism": {"dp": 2},
+        "standby": {"count": 1},
+        "ladder": {"probation_steps": 1, "probation_s": 0.2},
+        "safety": {"max_evicted_ratio": 1.0},
+        "pods": {"image": "train:1", "kind": kind},
+    }
+    file = folder / "job.yaml"
+    file.write_text(yaml.safe_dump(spec))  # pyright: ignore[reportUnknownMemberType]
+    return file
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline_s, f"not within {PATIENCE_S:.0f} s: {what}"
+        time.sleep(0.1)
+
+
+async def ended(address: str, job: str) -> int:
+    client = await Client.connect(address, data_converter=DATA_CONVERTER)
+    handle = client.get_workflow_handle_for(RunJob.run, names.job_workflow_id(job))
+    return (await asyncio.wait_for(handle.result(), PATIENCE_S)).incidents
+
+
+def start_everything(host: Host, objects: list[Object]) -> list[Pod]:
+    """As a cluster would, each component's pods; those of machines, each on a node of its own."""
+    for component in ("controller", "analyzer"):
+        for name, template, size in templates(objects, component):
+            for number in range(size):
+                host.start(template, f"{name}-{number}", "infra")
+    nodes = itertools.count()
+    return [
+        host.start(template, f"{name}-{number}", f"node-{next(nodes)}")
+        for name, template, size in templates(objects, "machine")
+        for number in range(size)
+    ]
+
+
+def everything(folder: Path, kind: str, address: str) -> tuple[Submission, list[Object]]:
+    """A job, and all manifests of it and of its namespace."""
+    wanted = install.Installation(temporal_address=address, temporal_namespace="default")
+    target = Target(wanted.namespace, install.controller_image(wanted))
+    given = submission(spec_file(folder, kind), target)
+    return given, [*install.manifests(wanted), *job_objects_with(given, new_secret())]
+
+
+def test_the_control_plane_is_ready_while_temporal_answers(tmp_path: Path) -> None:
+    (tmp_path / "temporal").mkdir()
+    with ExitStack() as server:
+        address = server.enter_context(dev_server(tmp_path / "temporal"))
+        _, objects = everything(tmp_path, "statefulset", address)
+        with hosting(tmp_path, objects, {"EVERSTEP_CLUSTER": "local"}) as host:
+            for component in ("controller", "analyzer"):
+                name, template, _ = next(templates(objects, component))
+                host.start(template, name, "infra")
+            for pod in host.pods:
+                pod.wait_ready()
+            server.close()
+            until(lambda: not any(pod.ready() for pod in host.pods), "nobody is ready any more")
+            assert all(pod.process.poll() is None for pod in host.pods), "they wait for it"
+            for pod in host.pods:
+                pod.process.terminate()
+            for pod in host.pods:
+                assert pod.process.wait(pod.grace_s) == 0, "they end in time, whoever is away"
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("kind", ["jobset", "statefulset"])
+def test_a_job_trains_on_what_its_manifests_say(
+    kind: str, tmp_path: Path, temporal_address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Orders name the code's place, which must so be one of this host.
+    monkeypatch.setattr(places, "CODE", str(tmp_path / "code"))
+    given, objects = everything(tmp_path, kind, temporal_address)
+    # The API server's part is tested where there is one (tests/e2e/test_in_cluster.py).
+    with hosting(tmp_path, objects, {"EVERSTEP_CLUSTER": "local"}) as host:
+        agents = start_everything(host, objects)
+        asyncio.run(start(temporal_address, given))
+        for pod in host.pods:
+            pod.wait_ready()
+        run = RunFolder(host.claim(given.spec.pods.volume_claim) / "jobs" / given.job)
+        until(lambda: run.steps.exists() and len(run.steps.read_text().splitlines()) > 3, "steps")
+        # The node of the first training pod goes, with all that runs on it.
+        agents[0].process.kill()
+        assert asyncio.run(ended(temporal_address, given.job)) == 1
+        (record,) = load_incidents(run.incidents)
+        assert (record.evicted, record.replacements) == (("node-0",), ("node-2",))
+        assert len(list(run.output.glob("digest-*.json"))) == 2
+        if kind == "jobset":
+            # Pods of a JobSet end with their job, and so free their GPUs.
+            until(lambda: all(a.process.poll() == 0 for a in agents[1:]), "agents end")
+        assert run.metrics.joinpath("token").read_text() == token(objects)
+
+
+def token(objects: list[Object]) -> str:
+    (secret,) = [one for one in objects if one["kind"] == "Secret"]
+    return base64.b64decode(secret["data"]["metrics-token"]).decode()
+
+
+async def start(address: str, given: Submission) -> None:
+    client = await Client.connect(address, data_converter=DATA_CONVERTER)
+    await start_job(client, job_input(given, from_scratch=False))

@@ -1,0 +1,1 @@
+"""Jobs in a Kubernetes cluster: what is applied there, and from what."""

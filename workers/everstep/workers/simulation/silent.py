@@ -1,0 +1,67 @@
+"""What a simulated cluster is told and shows nobody: slots and quarantine are for people."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+from temporalio import activity
+
+from everstep.workflows.messages import (
+    ClaimOrder,
+    ClaimReport,
+    Evicted,
+    EvictOrder,
+    MachineRequest,
+    MachinesQuery,
+    ReleaseOrder,
+    SeenMachine,
+    SlotsOrder,
+)
+from everstep.workflows.ports import ClusterPort
+
+
+class SilentCluster(ClusterPort):
+    """Minds no standby, and brings machines by itself: all of it takes no time."""
+
+    def unshown(self) -> list[Callable[..., Any]]:
+        """All of it, for a worker."""
+        return [
+            self.list_machines,
+            self.claim,
+            self.give_slots,
+            self.quarantine,
+            self.release,
+            self.request_machines,
+        ]
+
+    @abstractmethod
+    async def evict(self, order: EvictOrder) -> Evicted | None:
+        """Left to the model."""
+
+    @activity.defn(name="cluster.list_machines")
+    async def list_machines(self, query: MachinesQuery) -> tuple[SeenMachine, ...]:
+        """See nobody: no machine stands anywhere."""
+        return ()
+
+    @activity.defn(name="cluster.claim")
+    async def claim(self, order: ClaimOrder) -> ClaimReport:
+        """Mind nobody."""
+        return ClaimReport()
+
+    @activity.defn(name="cluster.give_slots")
+    async def give_slots(self, order: SlotsOrder) -> None:
+        """Show nothing."""
+
+    @activity.defn(name="cluster.quarantine")
+    async def quarantine(self, order: EvictOrder) -> None:
+        """Show nothing."""
+
+    @activity.defn(name="cluster.release")
+    async def release(self, order: ReleaseOrder) -> None:
+        """Show nothing."""
+
+    @activity.defn(name="cluster.request_machines")
+    async def request_machines(self, request: MachineRequest) -> None:
+        """Do nothing: whoever is evicted is replaced by the model."""
