@@ -151,7 +151,7 @@ async def test_two_operators_answer_at_once(
         await here.control.world.advance(record.attempt_after, 40)
         await here.control.until(lambda r: r.outcome is Outcome.RECOVERED)
         # As a run's own archive keeps it.
-        archive = FileArchive(RunFolder(tmp_path).incidents)
+        archive = FileArchive(lambda job: RunFolder(tmp_path).incidents)
         await archive.save_incident(here.control.archive.records[1])
         closed = await here.says(2, "deny", "1", *run)
         assert "incident 1: it is recovered and waits for nobody's word" in closed
