@@ -68,7 +68,8 @@ def fetch(database: Path, identifiers: Sequence[str]) -> list[WorkflowHistory]:
 def test_six_incidents_and_a_dead_controller(tmp_path: Path) -> None:
     command = ["python", "train.py", "--steps", str(STEPS), "--step-time-s", "0.25"]
     folder = tmp_path / "run"
-    done = run(write_spec(tmp_path, STEPS, 2, command=command), folder, *FAULTS)
+    spec = write_spec(tmp_path, STEPS, 2, command=command)
+    done = run(spec, folder, *FAULTS, patience_s=350.0)
     assert done.code == 0, done.explain()
     assert len(done.incidents) == 6, done.explain()
     assert_nothing_left(folder)

@@ -274,7 +274,7 @@ def test_looked_at_while_it_lives(tmp_path: Path) -> None:
         run.wait_until(lambda: run.status()["standbys"] == ["m2"], "the new machine is a standby")
         (folder / "output" / "end").touch()
         assert run.end().code == 0
-    lines = told.communicate(timeout=30)[0].splitlines()
+        lines = told.communicate(timeout=60)[0].splitlines()
     assert told.returncode == 0
     assert "; training; step none yet; attempt 1" in lines[0]
     assert "; finished;" in lines[-1]

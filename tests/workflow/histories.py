@@ -47,13 +47,16 @@ class Told:
     def lost_s(self, steps: Sequence[StepSeen]) -> dict[str, float]:
         """Seconds by class from the last step before its restart, which has the first step in it.
 
-        Ranks may go on for a while when somebody has seen the fault.
+        Ranks may go on for a while when somebody has seen the fault; and who waits for the first
+        step is told of the newest one.
         """
         restart_s = next(at_s for at_s, what in self.moments if what == "restart")
         stands_s = max(seen.at_s for seen in steps if seen.at_s < restart_s)
+        trains_s = min(seen.at_s for seen in steps if seen.at_s > restart_s)
         lost_s: dict[str, float] = {}
         for (begin_s, what), (end_s, _) in pairwise(self.moments):
-            lost_s[what] = lost_s.get(what, 0.0) + max(0.0, end_s - max(begin_s, stands_s))
+            took_s = min(end_s, trains_s) - max(begin_s, stands_s)
+            lost_s[what] = lost_s.get(what, 0.0) + max(0.0, took_s)
         return lost_s
 
 
