@@ -66,17 +66,8 @@ MORE = (
     ),
     fault(3 * HOUR_S, Shows.KILLED, Cause.PASSING, Symptom.CPU_OVERLOAD, "crash", number=2),
     fault(
-        5 * HOUR_S, Shows.HANG, symptom=Symptom.JOB_HANG, detection="hang", slots=(4,),
-        by_group=True, returns_s=20.0, number=3,
-    ),
-    fault(10 * HOUR_S, Shows.LOST, slots=(0, 9), number=4),
-    fault(
         13 * HOUR_S, Shows.WORDS, Cause.CODE, Symptom.CUDA_ERROR, "crash", number=5,
         words="torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB",
-    ),
-    fault(
-        15 * HOUR_S, Shows.SLOW, symptom=Symptom.MFU_DECLINE, detection="slow", slots=(7,),
-        by_group=True, number=6,
     ),
 )  # fmt: skip
 
