@@ -15,7 +15,7 @@ import yaml
 from temporalio.client import Client
 
 from everstep.activities.archive import load_incidents
-from everstep.core import names
+from everstep.workers import handles
 from everstep.workers.cluster import install, places
 from everstep.workers.cluster.launch import job_objects_with, new_secret
 from everstep.workers.cluster.pod import Submission
@@ -23,7 +23,6 @@ from everstep.workers.cluster.submit import Target, job_input, submission
 from everstep.workers.local.folder import RunFolder
 from everstep.workers.payloads import DATA_CONVERTER
 from everstep.workers.starting import start_job
-from everstep.workflows.job import RunJob
 from tests.e2e.local import EXAMPLE
 from tests.fakes.pods import Host, Object, Pod, hosting, templates
 from tests.fakes.servers import dev_server
@@ -58,7 +57,7 @@ def until(condition: Callable[[], bool], what: str) -> None:
 
 async def ended(address: str, job: str) -> int:
     client = await Client.connect(address, data_converter=DATA_CONVERTER)
-    handle = client.get_workflow_handle_for(RunJob.run, names.job_workflow_id(job))
+    handle = handles.of_job(client, job)
     return (await asyncio.wait_for(handle.result(), PATIENCE_S)).incidents
 
 

@@ -26,7 +26,7 @@ from everstep.core.model import Alert, RanksFinished
 from everstep.core.record import IncidentRecord
 from everstep.core.vocabulary import Observer, Symptom
 from everstep.spec.job import JobSpec
-from everstep.workers import registry, runtime
+from everstep.workers import handles, registry, runtime
 from everstep.workers.payloads import DATA_CONVERTER
 from everstep.workflows import options, story
 from everstep.workflows.batches import MACHINES_PER_BATCH
@@ -221,8 +221,7 @@ class Control:
         return await self.incident(incident).query(ResolveIncident.record, rpc_timeout=NO_ANSWER)
 
     def incident(self, incident: int = 1) -> WorkflowHandle[ResolveIncident, object]:
-        identifier = names.incident_workflow_id(self.spec.name, incident)
-        return self.client.get_workflow_handle_for(ResolveIncident.run, identifier)
+        return handles.of_incident(self.client, self.spec.name, incident)
 
     async def training(self, attempt: int) -> None:
         """Wait until an attempt has made its first step and no recovery is under way."""

@@ -23,7 +23,6 @@ from everstep.agent.storage import TIER_COMMAND
 from everstep.agent.storage_child import Child
 from everstep.cli.console import out
 from everstep.cli.find import RunArgument, find_run, use_server_of
-from everstep.core import names
 from everstep.core.errors import EverstepError, InputError, PermanentError, TransientError
 from everstep.core.model import MachineInfo
 from everstep.core.orders import StorageReport, StoredCheckpoint
@@ -31,7 +30,7 @@ from everstep.core.stored import newest_first
 from everstep.spec.job import JobSpec
 from everstep.spec.load import load_spec
 from everstep.storage.folder import Checkpoint, JobFolder, copy_checkpoint, is_empty
-from everstep.workers import runtime
+from everstep.workers import handles, runtime
 from everstep.workers.local.folder import RunFolder
 from everstep.workers.local.memory import Memory, Seen
 from everstep.workflows.job import RunJob
@@ -201,7 +200,7 @@ def _memory(folder: RunFolder, spec: JobSpec) -> Memory:
 
     async def ask() -> list[MachineInfo]:
         client = await runtime.connect(_ANSWER_PATIENCE_S)
-        handle = client.get_workflow_handle_for(RunJob.run, names.job_workflow_id(spec.name))
+        handle = handles.of_job(client, spec.name)
         patience = timedelta(seconds=_ANSWER_PATIENCE_S)
         status = await handle.query(RunJob.status, rpc_timeout=patience)
         return [] if status.assignment is None else list(status.assignment.slots)

@@ -16,10 +16,9 @@ from temporalio.client import WorkflowHandle
 from everstep.cli.asking import PATIENCE_S, ask
 from everstep.cli.console import out
 from everstep.cli.find import RunArgument, find_run, use_server_of
-from everstep.core import names
 from everstep.core.errors import InputError
 from everstep.core.updates import UpdateState, outcome
-from everstep.workers import runtime
+from everstep.workers import handles, runtime
 from everstep.workers.local.code import take_update
 from everstep.workers.local.folder import RunFolder
 from everstep.workflows import story
@@ -169,8 +168,7 @@ def duration_s(text: str) -> float:
 def _call(folder: RunFolder, act: Callable[[_Handle], Awaitable[T]]) -> T:
     async def go() -> T:
         client = await runtime.connect(PATIENCE_S)
-        workflow_id = names.job_workflow_id(folder.job())
-        return await act(client.get_workflow_handle_for(RunJob.run, workflow_id))
+        return await act(handles.of_job(client, folder.job()))
 
     return ask(go(), InputError(folder.job(), "it has ended", "Start another: everstep run SPEC."))
 

@@ -24,11 +24,10 @@ from everstep.cli.asking import PATIENCE_S, ask
 from everstep.cli.console import complain, out
 from everstep.cli.find import RunArgument, RunOption, find_run, use_server_of
 from everstep.cli.stack_view import show_grid
-from everstep.core import names
 from everstep.core.errors import EverstepError, InputError, TransientError
 from everstep.core.record import IncidentRecord, StackRecord, TimelineEntry
 from everstep.core.vocabulary import Observer, Outcome
-from everstep.workers import runtime
+from everstep.workers import handles, runtime
 from everstep.workers.local.folder import RunFolder
 from everstep.workflows import story
 from everstep.workflows.incident import ResolveIncident
@@ -152,9 +151,7 @@ def _answer(incident: int, run: Path | None, note: str, yes: bool) -> str:
 
     async def send() -> None:
         client = await runtime.connect(PATIENCE_S)
-        handle = client.get_workflow_handle_for(
-            ResolveIncident.run, names.incident_workflow_id(job, incident)
-        )
+        handle = handles.of_incident(client, job, incident)
         await handle.execute_update(ResolveIncident.decide, decision)  # pyright: ignore[reportUnknownMemberType]
 
     ask(send(), over)
@@ -178,13 +175,10 @@ async def _open_record(folder: RunFolder) -> IncidentRecord | None:
     use_server_of(folder)
     job = folder.job()
     client = await runtime.connect(5.0)
-    status = await client.get_workflow_handle_for(RunJob.run, names.job_workflow_id(job)).query(
-        RunJob.status
-    )
+    status = await handles.of_job(client, job).query(RunJob.status)
     if status.active_incident is None:
         return None
-    incident_id = names.incident_workflow_id(job, status.active_incident)
-    handle = client.get_workflow_handle_for(ResolveIncident.run, incident_id)
+    handle = handles.of_incident(client, job, status.active_incident)
     return await handle.query(ResolveIncident.record)
 
 

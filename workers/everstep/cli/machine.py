@@ -11,9 +11,8 @@ import typer
 
 from everstep.cli.console import out
 from everstep.cli.find import RunArgument, find_run, require_running, use_server_of
-from everstep.core import names
 from everstep.core.errors import InputError, TransientError
-from everstep.workers import runtime
+from everstep.workers import handles, runtime
 from everstep.workflows.job import RunJob
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
@@ -54,7 +53,7 @@ def admit_command(
 
     async def admit() -> None:
         client = await runtime.connect(PATIENCE_S)
-        handle = client.get_workflow_handle_for(RunJob.run, names.job_workflow_id(job))
+        handle = handles.of_job(client, job)
         status = await handle.query(RunJob.status)
         known = [history.machine for history in status.machines]
         if name not in known:

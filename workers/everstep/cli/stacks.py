@@ -24,7 +24,7 @@ from everstep.core.stacks import summary
 from everstep.core.stacks.dump import Snapshot
 from everstep.core.stacks.pyspy import Reader
 from everstep.spec.load import read_spec
-from everstep.workers import runtime
+from everstep.workers import handles, runtime
 from everstep.workers.local.folder import RunFolder
 from everstep.workflows.job import RunJob
 from everstep.workflows.tracing import Collected, CollectInput, CollectStacks
@@ -86,7 +86,7 @@ async def _collect(folder: RunFolder, order: TraceOrder) -> Collected:
     use_server_of(folder)
     client = await runtime.connect(ANSWER_PATIENCE_S)
     job = folder.job()
-    handle = client.get_workflow_handle_for(RunJob.run, names.job_workflow_id(job))
+    handle = handles.of_job(client, job)
     status = await handle.query(RunJob.status, rpc_timeout=timedelta(seconds=ANSWER_PATIENCE_S))
     if status.assignment is None:
         raise TransientError(f"no ranks of {job} run yet; try again")

@@ -10,11 +10,10 @@ from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
 
 from everstep.cli.find import use_server_of
-from everstep.core import names
 from everstep.core.errors import TransientError
 from everstep.core.record import IncidentRecord
 from everstep.core.vocabulary import Outcome
-from everstep.workers import runtime
+from everstep.workers import handles, runtime
 from everstep.workers.local.folder import RunFolder
 from everstep.workers.steps import load_steps
 from everstep.workflows.incident import ResolveIncident
@@ -90,7 +89,7 @@ async def ask(folder: RunFolder, client: Client | None = None) -> dict[str, Any]
         use_server_of(folder)
         client = await runtime.connect(ANSWER_PATIENCE_S)
     job, patience = folder.job(), timedelta(seconds=ANSWER_PATIENCE_S)
-    handle = client.get_workflow_handle_for(RunJob.run, names.job_workflow_id(job))
+    handle = handles.of_job(client, job)
     try:
         status = await handle.query(RunJob.status, rpc_timeout=patience)
     except RPCError as error:
@@ -122,8 +121,7 @@ async def ask(folder: RunFolder, client: Client | None = None) -> dict[str, Any]
     if status.assignment is not None:
         found["attempt"] = status.assignment.attempt
     if status.active_incident is not None:
-        incident_id = names.incident_workflow_id(job, status.active_incident)
-        incident = client.get_workflow_handle_for(ResolveIncident.run, incident_id)
+        incident = handles.of_incident(client, job, status.active_incident)
         record = await incident.query(ResolveIncident.record, rpc_timeout=patience)
         found["incident"] = _incident(record)
         gone = [machine for machine in record.evicted if machine not in found["evicted"]]

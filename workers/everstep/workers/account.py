@@ -14,12 +14,12 @@ from datetime import timedelta
 from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
 
-from everstep.core import names
 from everstep.core.meter import Meter
 from everstep.core.model import StepSeen
 from everstep.core.record import IncidentRecord
 from everstep.core.report import WINDOW_S
 from everstep.core.vocabulary import Spent
+from everstep.workers import handles
 from everstep.workflows.incident import ResolveIncident
 from everstep.workflows.job import RunJob
 
@@ -93,14 +93,13 @@ class Account:
             await asyncio.sleep(ASK_EVERY_S)
 
     async def _ask(self, client: Client, job: str) -> None:
-        handle = client.get_workflow_handle_for(RunJob.run, names.job_workflow_id(job))
+        handle = handles.of_job(client, job)
         status = await handle.query(RunJob.status, rpc_timeout=ANSWER_PATIENCE)
         if status.started_at_s is None:
             return
         records: list[IncidentRecord] = []
         for number in range(self._settled + 1, status.incidents + 1):
-            workflow_id = names.incident_workflow_id(job, number)
-            incident = client.get_workflow_handle_for(ResolveIncident.run, workflow_id)
+            incident = handles.of_incident(client, job, number)
             try:
                 query = incident.query(ResolveIncident.record, rpc_timeout=ANSWER_PATIENCE)
                 records.append(await query)

@@ -16,7 +16,6 @@ from pathlib import Path
 from temporalio.client import Client
 from temporalio.service import RPCError
 
-from everstep.core import names
 from everstep.core.liveness import AgentWatch
 from everstep.core.model import Alert, StepSeen
 from everstep.core.progress import StepBoard
@@ -26,7 +25,7 @@ from everstep.core.slow.sense import SlowSense
 from everstep.core.vocabulary import Observer, Symptom
 from everstep.spec.job import JobSpec
 from everstep.spec.load import read_spec
-from everstep.workers import clusters, metrics, registry, runtime, settings, stopping
+from everstep.workers import clusters, handles, metrics, registry, runtime, settings, stopping
 from everstep.workers.account import Account
 from everstep.workers.health import Health, polling
 from everstep.workers.local.folder import RunFolder
@@ -103,7 +102,7 @@ async def raise_silent(
 
 async def expect_known(client: Client, job: str, watch: AgentWatch) -> None:
     """Expect every machine that the job knows, so that one that died meanwhile is missed."""
-    handle = client.get_workflow_handle_for(RunJob.run, names.job_workflow_id(job))
+    handle = handles.of_job(client, job)
     while True:
         try:
             status = await handle.query(RunJob.status)

@@ -19,12 +19,12 @@ import yaml
 from temporalio.client import Client, WorkflowFailureError, WorkflowHandle
 from temporalio.service import RPCError
 
-from everstep.core import names, updates
+from everstep.core import updates
 from everstep.core.errors import EverstepError, InputError, PermanentError, TransientError
 from everstep.core.memory import CodeVersion
 from everstep.core.record import IncidentRecord
 from everstep.spec.job import JobSpec
-from everstep.workers import runtime
+from everstep.workers import handles, runtime
 from everstep.workers.local import faults, ports, server
 from everstep.workers.local.children import Child
 from everstep.workers.local.code import take_broken, take_previous, take_version
@@ -399,8 +399,7 @@ class LocalRun:
                 phase = status.phase
                 self._fail_without_agents(status)
                 if status.incidents:
-                    incident_id = names.incident_workflow_id(self._spec.name, status.incidents)
-                    incident = client.get_workflow_handle_for(ResolveIncident.run, incident_id)
+                    incident = handles.of_incident(client, self._spec.name, status.incidents)
                     self._narrator.incident(await incident.query(ResolveIncident.record))
             except RPCError as error:
                 logger.info("cannot be asked now: %s", error)
