@@ -137,7 +137,7 @@ async def test_both_engines_do_the_same_about_everything_else() -> None:
 @pytest.mark.soak
 @pytest.mark.server
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("kills", [1, 4])
+@pytest.mark.parametrize("kills", [1])
 async def test_controllers_that_are_killed_change_nothing(kills: int) -> None:
     real, took_s = await with_workflows(SEVERAL, kills)
     hold_against(simulate(setting(), SEVERAL), real, took_s)
