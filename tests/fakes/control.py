@@ -21,6 +21,7 @@ from everstep.activities.stacks import StackJudge
 from everstep.activities.trace import TraceActivities
 from everstep.activities.webhook import Webhook
 from everstep.core import names
+from everstep.core.errors import TransientError
 from everstep.core.memory import CodeVersion
 from everstep.core.model import Alert, RanksFinished
 from everstep.core.record import IncidentRecord
@@ -99,6 +100,8 @@ class FakeCluster(ClusterPort):
 
     @activity.defn(name="cluster.request_machines")
     async def request_machines(self, request: MachineRequest) -> None:
+        if self._world.brings_nothing:
+            raise TransientError("no API server answers")
         if request not in self._world.requests:
             self._world.requests.append(request)
 

@@ -78,6 +78,8 @@ class FakeWorld:
     """What every eviction has to wait for."""
     cluster_away: bool = False
     """Whether nobody answers for the cluster."""
+    brings_nothing: bool = False
+    """Whether nobody answers who asks it for machines."""
     refused_code: set[str] = field(default_factory=set[str])
     """Folders of code that cannot run on machines that come from now on."""
     checks_last: bool = False

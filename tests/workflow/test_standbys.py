@@ -185,3 +185,17 @@ async def test_switched_off_nobody_is_tested_or_asked_for(temporal_address: str)
         await control.finish()
     assert world.requests == []
     assert not [effect for effect in world.effects if effect.kind.startswith("check")]
+
+
+async def test_a_job_ends_though_its_cluster_does_not_answer(temporal_address: str) -> None:
+    world = FakeWorld(8, brings_nothing=True)
+    async with controlled(temporal_address, caring(), world) as control:
+        await assemble(control)
+        await control.lose("m1")
+        await recovered(control, 2)
+        status = await until(control, lambda s: s.standbys is not None and s.standbys.asked_for)
+        began_s = time.monotonic()
+        assert (await control.finish()).incidents == 1
+    assert time.monotonic() - began_s < 30.0
+    assert any("asked the cluster for 1 machine" in note.text for note in status.notes)
+    assert world.requests == []

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from temporalio import workflow
-from temporalio.exceptions import ActivityError
+from temporalio.exceptions import ActivityError, is_cancelled_exception
 
 from everstep.core import memory, standby
 from everstep.core.standby import Seen
@@ -104,6 +104,10 @@ class Shortfall:
                 **options.REQUEST_MACHINES.config(f"ask for {_machines(request.count)}"),
             )
         except ActivityError as error:
+            if is_cancelled_exception(error):
+                # Given up, and not refused: the job's next run asks again.
+                asked = self._state.requested
+                self._state.requested = [one for one in asked if one.number != request.number]
             self._note(f"the cluster could not be asked for machines: {ordering.why(error)}")
 
     def _lacking(self) -> int:

@@ -34,7 +34,11 @@ from everstep.workflows.shortfall import Shortfall
 NO_INCIDENT = 0
 """What an eviction of a machine without a slot names for its incident."""
 
+SETTLED_WITHIN_S = 5.0
+"""An eviction or a request takes milliseconds where the cluster answers."""
+
 _ROUND = "test the standbys"
+_EFFECT = "effect"
 
 
 class Standbys:
@@ -141,9 +145,17 @@ class Standbys:
             await self._wait()
 
     async def settle(self) -> None:
-        """Leave nothing half-done: tests are cut off, evictions and requests are finished."""
+        """Leave nothing half-done: tests are cut off, evictions and requests end or are given up.
+
+        Nothing of a job waits for a cluster that does not answer: not its end, and not its next
+        run, which asks again for what is missing.
+        """
         for task in self._work.values():
-            if task.get_name() != "effect":
+            if task.get_name() != _EFFECT:
+                task.cancel()
+        if effects := [task for task in self._work.values() if task.get_name() == _EFFECT]:
+            await workflow.wait(effects, timeout=SETTLED_WITHIN_S)
+            for task in effects:
                 task.cancel()
         for ended in await asyncio.gather(*self._work.values(), return_exceptions=True):
             if isinstance(ended, Exception) and not is_cancelled_exception(ended):
@@ -177,7 +189,7 @@ class Standbys:
         return min((at_s for at_s in due if at_s is not None), default=None)
 
     def _begin(self, name: str, work: Coroutine[None, None, None], effect: bool = False) -> None:
-        self._work[name] = asyncio.create_task(work, name="effect" if effect else name)
+        self._work[name] = asyncio.create_task(work, name=_EFFECT if effect else name)
 
     def _reap(self) -> None:
         """What has ended is forgotten; a mistake in it is a mistake of the workflow."""
