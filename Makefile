@@ -21,7 +21,7 @@ demo: install
 
 # Two at a time: whole runs wait more than they compute.
 test: install
-	@$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+	@$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
 # What takes too long for every change.
 soak: install
