@@ -166,11 +166,11 @@ def _for_good(evicted: Sequence[str], returned: Sequence[str]) -> list[str]:
 
 
 def _symptoms(run: Run, stretches: Sequence[Stretch]) -> dict[str, Costs]:
-    by_incident: dict[int, Counter[Spent]] = defaultdict(Counter)
+    by_incident: dict[int, dict[Spent, float]] = defaultdict(lambda: defaultdict(float))
     for stretch in stretches:
         if stretch.incident is not None:
-            by_incident[stretch.incident][stretch.spent] += stretch.length_s  # type: ignore[assignment]
-    of_symptom: dict[str, list[Counter[Spent]]] = defaultdict(list)
+            by_incident[stretch.incident][stretch.spent] += stretch.length_s
+    of_symptom: dict[str, list[dict[Spent, float]]] = defaultdict(list)
     for met in run.met:
         of_symptom[met.fault.symptom.value].append(by_incident[met.record.incident])
     found: dict[str, Costs] = {}
