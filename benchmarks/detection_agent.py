@@ -8,7 +8,7 @@ import sys
 
 from everstep.agent import link
 from everstep.agent.telemetry import TelemetryClient
-from everstep.spec.policies import Detection
+from everstep.spec.detection import Detection
 
 
 async def main(port: int, job: str, machine: str) -> None:

@@ -11,9 +11,9 @@ from everstep.core.errors import InputError
 from everstep.core.groups import Layout
 from everstep.core.slow.ballot import VotePolicy
 from everstep.core.vocabulary import Mode, Rung
+from everstep.spec.detection import Detection
 from everstep.spec.job import JobSpec
 from everstep.spec.load import load_spec
-from everstep.spec.policies import Detection
 
 SPEC = """\
 name: gpt-demo

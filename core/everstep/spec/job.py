@@ -16,13 +16,13 @@ from everstep.core.placement import BackupPlan, backup_placement, no_backup
 from everstep.core.replay import scheme_for
 from everstep.core.standby import NOTHING_SEEN, Seen, standby_count
 from everstep.core.vocabulary import Rung
+from everstep.spec.detection import Detection
 from everstep.spec.pods import Pods
 from everstep.spec.policies import (
     PAPER_FAILURE_RATE_PER_DAY,
     PAPER_QUANTILE,
     Checkpoint,
     CodeSource,
-    Detection,
     Ladder,
     Parallelism,
     Replay,
