@@ -225,7 +225,7 @@ async def benches(client: Client, pid: int, folder: Path, machines: int) -> Asyn
     """Start the job, a controller and the machines."""
     spec = spec_of(machines)
     run = RunFolder(folder / spec.name)
-    run.path.mkdir(parents=True)
+    run.requests.mkdir(parents=True)
     run.secret.write_text(secrets.token_hex())
     text = yaml.safe_dump(spec.model_dump(mode="json", exclude_unset=True))  # pyright: ignore[reportUnknownMemberType]
     run.spec.write_text(text)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -90,6 +91,22 @@ class Cluster:
         return StepSeen(attempt, self.step, time.time())
 
 
+NOBODY = 5_000_000
+"""Above all process ids that Linux gives."""
+
+SLEEP = "import sys; sys.stdin.read()"
+"""A program that ends when this process does."""
+
+
+def stand_in(name: str) -> int:
+    """Start what looks like a machine's agent in a list of processes; its id.
+
+    A standby is given a slot only while its agent's process lives.
+    """
+    command = [sys.executable, "-c", SLEEP, "everstep.workers.agent", name]
+    return subprocess.Popen(command, stdin=subprocess.PIPE).pid
+
+
 class LightMachine:
     """A machine without processes, which keeps the promises of `everstep.agent.machine.Machine`.
 
@@ -97,12 +114,13 @@ class LightMachine:
         cluster: What it shares with the others.
         name: Its name.
         number: Unique among them.
+        pid: Of its agent's process.
     """
 
-    def __init__(self, cluster: Cluster, name: str, number: int) -> None:
+    def __init__(self, cluster: Cluster, name: str, number: int, pid: int) -> None:
         self.info = MachineInfo(
             name, f"10.{number // 62_500}.{number // 250 % 250}.{number % 250 + 1}", 29_400, 29_500,
-            2_000_000 + number, time.time(),
+            pid, time.time(),
         )  # fmt: skip
         self.attempt = 0
         self.running: tuple[int, ...] = ()
@@ -187,10 +205,11 @@ class Fleet:
     def __init__(self, cluster: Cluster, reporters: Sequence[Reporter], analyzer: Reporter) -> None:
         self.cluster = cluster
         self.analyzer = analyzer
-        self.machines = {
-            f"m{number}": LightMachine(cluster, f"m{number}", number)
-            for number in range(len(reporters))
-        }
+        self.machines: dict[str, LightMachine] = {}
+        for number in range(len(reporters)):
+            name = f"m{number}"
+            pid = NOBODY + number if number < cluster.machines else stand_in(name)
+            self.machines[name] = LightMachine(cluster, name, number, pid)
         self.reporters = dict(zip(self.machines, reporters, strict=True))
 
     def do(self, word: str) -> None:

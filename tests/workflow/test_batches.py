@@ -52,7 +52,7 @@ def trains(attempt: int, record: IncidentRecord) -> bool:
 async def recovered(control: Control, attempt: int) -> None:
     await control.until(lambda record: record.first_step_at_s is not None)
     await control.world.advance(attempt, attempt * 20)
-    await control.until(lambda record: record.outcome is Outcome.RECOVERED)
+    await control.until_archived(lambda record: record.outcome is Outcome.RECOVERED, 1)
 
 
 async def ordered(control: Control, incident: int = 1) -> tuple[list[str], list[str]]:

@@ -28,7 +28,7 @@ async def test_the_cluster_shows_who_holds_which_slot(temporal_address: str) -> 
         await restarted(control)
         await control.wait_for(lambda: world.shown == ("m1", "m5", "m0", "m2"), "the new slots")
         await world.advance(2, 20)
-        await control.until(lambda r: r.outcome is Outcome.RECOVERED)
+        await control.until_archived(lambda r: r.outcome is Outcome.RECOVERED, 1)
         told = [entry.text for entry in control.archive.records[1].timeline]
         assert all(info.machine != "m4" for info in (await control.status()).pool)
     assert "standby m4 is refused: node m4 is in quarantine" in told

@@ -75,7 +75,7 @@ async def test_a_group_is_evicted_tested_and_comes_back_where_it_is_healthy(
         await restarted(control)
         world.stacks = {}
         await world.advance(2, 20)
-        await control.until(lambda r: r.outcome is Outcome.RECOVERED)
+        await control.until_archived(lambda r: r.outcome is Outcome.RECOVERED, 1)
         record, status = control.archive.records[1], await control.status()
     assert [(c.rung, c.machines) for c in record.climbs] == [(EVICT, ("m2", "m3"))]
     assert record.stacks[0].group_only == ("m2", "m3")
@@ -124,6 +124,7 @@ async def test_a_job_that_moves_is_not_stopped(temporal_address: str) -> None:
         await control.until(lambda r: bool(r.stacks))
         await world.advance(1, 8)
         await control.until_phase("training")
+        await control.until_archived(lambda r: r.outcome is Outcome.RECOVERED, 1)
         record = control.archive.records[1]
         # The next silence of the same attempt is heard again.
         world.moving, world.stacks = False, stuck(3)

@@ -147,6 +147,7 @@ async def test_other_failure_within_probation_is_an_incident_of_its_own(
         await control.until(lambda r: r.first_step_at_s is not None)
         await control.crash("m0", 1)
         await control.until(lambda r: r.first_step_at_s is not None, incident=2)
+        await control.until_archived(lambda r: r.outcome is Outcome.RECOVERED, 1)
         first, second = control.archive.records[1], await control.record(2)
     assert first.outcome is Outcome.RECOVERED
     assert [c.rung for c in second.climbs] == [Rung.REATTEMPT]
@@ -166,6 +167,7 @@ async def test_progress_that_nobody_saw_counts_as_recovered(temporal_address: st
             machine.keep(20)
         await control.crash("m0", 1)
         await control.until(lambda r: r.attempt_after == 3, incident=2)
+        await control.until_archived(lambda r: r.outcome is Outcome.RECOVERED, 1)
         first, second = control.archive.records[1], await control.record(2)
     assert (first.outcome, first.restored_step, first.lost_steps) == (Outcome.RECOVERED, 7, 0)
     assert [c.rung for c in second.climbs] == [Rung.REATTEMPT]
