@@ -5,6 +5,7 @@ Called through the job's spec, and by the part of the job's workflow that looks 
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -57,6 +58,7 @@ def pause_s(refused: int) -> float:
     return min(PAUSE_S * 2.0 ** min(refused - 2, 16), LONGEST_PAUSE_S) if refused > 1 else 0.0
 
 
+@functools.lru_cache(maxsize=64)
 def standby_count(machines: int, failure_rate_per_day: float, quantile: float) -> int:
     """Standbys that are enough on a day as bad as `quantile` of all days.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from typing import Annotated, Self
@@ -167,11 +168,7 @@ class JobSpec(SpecPart):
 
     def layout(self) -> Layout:
         """Where each rank stands."""
-        return Layout(
-            self.gpus_per_machine,
-            **self.parallelism.sizes(),
-            order=self.parallelism.dimensions(),
-        )
+        return _layout(self.gpus_per_machine, self.parallelism)
 
     def standby_count(self, seen: Seen = NOTHING_SEEN) -> int:
         """Number of machines to keep warm.
@@ -210,3 +207,9 @@ class JobSpec(SpecPart):
         if not scheme_for(self.layout()).divisible:
             return {Rung.REPLAY: "one copy of the model fills all machines"}
         return {}
+
+
+@functools.lru_cache(maxsize=8)
+def _layout(gpus_per_machine: int, parallelism: Parallelism) -> Layout:
+    """Once for all machines of a job: each order to one of them asks for it."""
+    return Layout(gpus_per_machine, **parallelism.sizes(), order=parallelism.dimensions())

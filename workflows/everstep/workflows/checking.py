@@ -34,8 +34,9 @@ async def check_machines(now: Situation, finding: Finding) -> Tested:
 
 async def _check_machines(now: Situation, finding: Finding) -> Tested:
     machines = now.reachable()
+    asked = {info.machine for info in machines}
     # Whoever cannot be asked is not healthy for that.
-    untold = {i.machine: "cannot be asked" for i in now.occupied() if i not in machines}
+    untold = {i.machine: "cannot be asked" for i in now.occupied() if i.machine not in asked}
     kinds = [Check.GPU, Check.MACHINE, Check.LINKS]
     if finding.symptom is Symptom.NAN_VALUE:
         kinds.append(Check.BITWISE)

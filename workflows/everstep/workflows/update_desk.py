@@ -206,10 +206,10 @@ class UpdateDesk(ABC):
 
     async def _prepare(self, directory: str) -> tuple[str, list[str]]:
         """Let all machines look at the code, and who joins meanwhile."""
-        looked: list[MachineInfo] = []
+        looked = set[MachineInfo]()
         version, problems = "", list[str]()
         while not problems and (machines := [i for i in self._machines() if i not in looked]):
-            looked += machines
+            looked.update(machines)
             version, problems = await updating.prepare(self._job, directory, machines)
         return version, problems
 
