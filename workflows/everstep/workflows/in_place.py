@@ -43,6 +43,7 @@ async def restart_in_place(now: Situation) -> bool:
         attempt_after=attempt, restored_step=source.step, code_version=now.assignment.code_version
     )
     await now.tell_job("assigned", now.assignment)
+    now.told = now.assignment
     if now.asks_cluster:
         asking.show_new_slots(now)
     try:

@@ -223,7 +223,7 @@ class ResolveIncident:
         await now.story.archive()
         result = IncidentResult(
             record=now.record,
-            assignment=now.assignment,
+            assignment=None if now.assignment == now.told else now.assignment,
             evictions=tuple(now.evictions),
             settled=now.inbox.settled_keys(),
             codes=tuple(now.codes),

@@ -190,7 +190,7 @@ class RunJob(UpdateDesk):
         self._state.active = self._listening = None
         self._show()
         self._state.out = []
-        self._state.assignment = result.assignment
+        self._state.assignment = result.assignment or self._state.assignment
         self._state.evictions = [*self._state.evictions, *result.evictions]
         remember(self._state, result, workflow.now().timestamp())
         self._state.in_test = []

@@ -214,14 +214,14 @@ class IncidentResult:
 
     Attributes:
         record: The record, also the workflow's result.
-        assignment: Who holds which slot now.
+        assignment: Who holds which slot now; None where the job has been told.
         evictions: Evictions by this incident.
         settled: Keys of the alerts that it dealt with; the job takes up all others again.
         codes: The code versions of the job, with what became of them.
     """
 
     record: IncidentRecord
-    assignment: Assignment
+    assignment: Assignment | None
     evictions: tuple[tuple[float, str], ...]
     settled: tuple[str, ...]
     codes: tuple[CodeVersion, ...] = ()

@@ -1,37 +1,23 @@
 """What a simulated cluster takes part in workflows with, beside the ones that run in production.
 
 `SimulateFate` lets things happen when their time has come. `OrderSimulated` stands in for
-`OrderMachines`: the cluster answers for all machines of a batch at once, and the batch then lasts
-as long as its machines would take. Both wait by timers, which a time-skipping server passes over.
+`OrderMachines`: the cluster answers for all machines of a batch at once, when they would have.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from datetime import timedelta
 
 from temporalio import activity, workflow
+from temporalio.common import RawValue
 
 from everstep.workflows import options
-from everstep.workflows.batches import GIVE_UP, ORDER_MACHINES, MachineOrders, MachineReports
+from everstep.workflows.batches import GIVE_UP, ORDER_MACHINES
 from everstep.workflows.messages import MAX_EVENTS
 
 CLOSE_TO_EVENT_S = 0.001
 """Two clocks that tell one moment agree to the millisecond."""
-
-
-@dataclass(frozen=True, slots=True)
-class Answered:
-    """What the machines of a batch answer, and when they do.
-
-    Attributes:
-        reports: Their reports.
-        at_s: When all of them have answered, Unix seconds on the server's clock.
-    """
-
-    reports: MachineReports
-    at_s: float
 
 
 class SimulationPort(ABC):
@@ -39,8 +25,8 @@ class SimulationPort(ABC):
 
     @activity.defn(name="simulation.answer")
     @abstractmethod
-    async def answer(self, batch: MachineOrders) -> Answered:
-        """Carry orders out; a second call gives the first answer."""
+    async def answer(self, batch: RawValue) -> RawValue:
+        """Carry `MachineOrders` out; the `MachineReports`, once all have answered."""
 
     @activity.defn(name="simulation.let_happen")
     @abstractmethod
@@ -87,22 +73,18 @@ class SimulateFate:
 
 @workflow.defn(name=ORDER_MACHINES)
 class OrderSimulated:
-    """Orders the machines of a batch, all at once."""
+    """Orders the machines of a batch, all at once. Reads neither orders nor reports."""
 
     @workflow.signal(name=GIVE_UP)
     def give_up(self, machines: list[str]) -> None:
         """These will not answer any more, which the cluster knows already."""
 
     @workflow.run
-    async def run(self, batch: MachineOrders) -> MachineReports:
-        """Ask the cluster, and wait until its machines would have answered."""
-        answered = await workflow.execute_activity_method(
+    async def run(self, batch: RawValue) -> RawValue:
+        """Ask the cluster, which answers when its machines would have."""
+        return await workflow.execute_activity_method(
             SimulationPort.answer, batch, **options.ANSWER.config("ask the simulated machines")
         )
-        wait_s = answered.at_s - workflow.now().timestamp()
-        if wait_s > 0:
-            await workflow.sleep(timedelta(seconds=wait_s))
-        return answered.reports
 
 
 def _is_long() -> bool:

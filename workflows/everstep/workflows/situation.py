@@ -54,7 +54,7 @@ class Situation:
         self.given = given
         self.job = given.job
         self.backup = given.job.spec.backup_plan()
-        self.assignment = given.assignment
+        self.assignment = self.told = given.assignment
         self.pool = list(given.pool)
         self.codes = list(given.codes)
         self.updates = given.updates

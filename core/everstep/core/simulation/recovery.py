@@ -261,7 +261,8 @@ class Recovery:
         job, world, times = self._job, self._world, self._setting.durations
         slots = self._fill_slots()
         step = world.kept_step()
-        if self._setting.backup.lost_with(self._setting.layout, self._lost):
+        stored = bool(self._setting.backup.lost_with(self._setting.layout, self._lost))
+        if stored:
             self.now_s += world.takes_s("storage", times.restore_from_storage)
             step = world.stored_step or FROM_THE_BEGINNING
         self._mark(Spent.RESTART)
@@ -269,7 +270,7 @@ class Recovery:
             self._updates = 0
             job.version = world.wished_version
             job.codes = memory.with_code(job.codes, CodeVersion(job.version, job.version))
-        if self._lost and step == world.kept_step():
+        if self._lost and not stored:
             self.now_s += world.restart_s("restore", times.restore, job.attempt)
         self._change(attempt_after=job.attempt + 1, restored_step=step, code_version=job.version)
         self.now_s += world.restart_s("start", times.start, job.attempt)

@@ -123,19 +123,23 @@ class World:
         self._present: set[str] = set()
         self._furthest = 0
         self._stored = 0
-        self._num_machines = self.setting.layout.num_machines + self.setting.standbys
 
     # --- Machines ---------------------------------------------------------------------------------
 
     def first_machines(self) -> list[str]:
         """Names of all machines that there are at first: those of the slots, then the standbys."""
-        return [f"m{number}" for number in range(1, self._num_machines + 1)]
+        num_machines = self.setting.layout.num_machines + self.setting.standbys
+        return [f"m{number}" for number in range(1, num_machines + 1)]
 
     def replacement(self, machine: str) -> tuple[str, float]:
-        """The machine that will come for one that was taken out for good, and after how long."""
-        self._num_machines += 1
-        spread = self.setting.durations.join
-        return f"m{self._num_machines}", spread.draw(self._chance.of("join", machine))
+        """The machine that will come for one that was taken out for good, and after how long.
+
+        Its name follows from that one's, so that it does not matter who is taken out first: m4 is
+        replaced by m4-2, and that by m4-3.
+        """
+        place, _, number = machine.partition("-")
+        after_s = self.setting.durations.join.draw(self._chance.of("join", machine))
+        return f"{place}-{int(number or 1) + 1}", after_s
 
     def faulty(self, test: str, machines: Iterable[str]) -> set[str]:
         """Those of the machines that a test names."""

@@ -18,6 +18,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from temporalio import activity
+from temporalio.common import RawValue
 from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 
 from everstep.core.hang import JudgedStacks
@@ -65,7 +66,7 @@ from everstep.workflows.ports import (
     StackPort,
     TracePort,
 )
-from everstep.workflows.simulated import Answered, SimulationPort
+from everstep.workflows.simulated import SimulationPort
 
 NEVER_S = 30 * DAY_S
 """When to ask again for a step that will not be made: whoever waits gives up before."""
@@ -75,6 +76,9 @@ CLOSE_S = 0.002
 
 MOST_DELAY_S = 0.3
 """Real time after an answer within which a controller is killed that is to be."""
+
+ANSWERS_KEPT = 64
+"""Batches whose answer is known and not fetched yet: two of the job, and those of its tests."""
 
 MISSING = "missing for slot"
 """How an incident says that it waits for a machine, and for no person."""
@@ -90,6 +94,7 @@ class Signals:
         joined: A machine, to the job.
         approve: A person's word, to the incident of this number.
         changed: To fate: something may be due sooner.
+        closed: To whoever keeps the server's time: the incident of this number ends.
     """
 
     alerts: Callable[[list[Alert]], Awaitable[None]]
@@ -97,11 +102,15 @@ class Signals:
     joined: Callable[[MachineInfo], Awaitable[None]]
     approve: Callable[[int, Approval], Awaitable[None]]
     changed: Callable[[], Awaitable[None]]
+    closed: Callable[[int], None]
 
 
 @dataclass(order=True)
 class _Event:
+    """What happens at a moment; of what does at the same one, what was ordered first."""
+
     at_s: float
+    order: int
     number: int
     happen: Callable[[], Awaitable[None]] = field(compare=False)
 
@@ -130,6 +139,7 @@ class SimulatedCluster(
         self.records: dict[int, IncidentRecord] = {}
         self.missed: set[int] = set()
         self.from_s = 0.0
+        self.latest_s = 0.0
         self.begun = asyncio.Event()
         self._signals, self._progress = signals, progress
         self._asked_at_s = time.monotonic()
@@ -137,9 +147,11 @@ class SimulatedCluster(
         self._disturbed: list[int] = []
         self._machines = Machines(world)
         self._events: list[_Event] = []
+        self._answers: dict[str, tuple[RawValue, float]] = {}
         self._numbers = itertools.count()
         self._evicted: set[tuple[str, int]] = set()
         self._asked: set[tuple[int, int]] = set()
+        self._closed: set[int] = set()
 
     def activities(self) -> list[Callable[..., Any]]:
         """All of them, for a worker."""
@@ -177,6 +189,7 @@ class SimulatedCluster(
         self._progress(min(1.0, now_s / end_s))
         while self._events and self._events[0].at_s <= now_s + CLOSE_S:
             event = heapq.heappop(self._events)
+            self.latest_s = max(self.latest_s, now_s - event.at_s)
             try:
                 await event.happen()
             except BaseException:
@@ -186,8 +199,8 @@ class SimulatedCluster(
             return None
         return self.from_s + min([end_s, *(event.at_s for event in self._events[:1])])
 
-    def _at(self, at_s: float, happen: Callable[[], Awaitable[None]]) -> None:
-        heapq.heappush(self._events, _Event(at_s, next(self._numbers), happen))
+    def _at(self, at_s: float, happen: Callable[[], Awaitable[None]], order: int = 0) -> None:
+        heapq.heappush(self._events, _Event(at_s, order, next(self._numbers), happen))
 
     async def _notice(self, strike: Strike) -> None:
         self.world.notice()
@@ -201,23 +214,35 @@ class SimulatedCluster(
     # --- Orders to machines -----------------------------------------------------------------------
 
     @activity.defn(name="simulation.answer")
-    async def answer(self, batch: MachineOrders) -> Answered:
-        """Carry out the orders of a batch.
+    async def answer(self, batch: RawValue) -> RawValue:
+        """Carry out the orders of a batch; tried again when all of its machines have answered.
 
         Effect: the model's ranks stop or start.
-        Idempotent by: attempt and machine, as with real machines.
+        Idempotent by: attempt and machine, as with real machines; the batch, whose answer is kept.
         Heartbeats: no.
         Gives up when: never.
         """
+        run = activity.info().workflow_run_id or ""
+        if run not in self._answers:
+            self._answers[run] = await self._answer_batch(batch)
+            while len(self._answers) > ANSWERS_KEPT:
+                del self._answers[next(iter(self._answers))]
+        reports, ready_s = self._answers[run]
+        self._unless_past(ready_s)
+        return reports
+
+    async def _answer_batch(self, batch: RawValue) -> tuple[RawValue, float]:
         if self._disturb is not None and len(self.world.struck) in self._disturbed:
             self._disturbed.remove(len(self.world.struck))
             # In the middle of what the answer leads to.
             after_s = MOST_DELAY_S * (len(self._disturbed) % 10) / 10
             asyncio.get_running_loop().call_later(after_s, self._disturb)
-        reports, ready_s = self._machines.answer(batch, self._ordered_s())
-        if batch.start:
-            await self._begin(batch.start[0], ready_s)
-        return Answered(reports, ready_s + self.from_s)
+        converter = activity.payload_converter()
+        orders: MachineOrders = converter.from_payload(batch.payload, MachineOrders)
+        reports, ready_s = self._machines.answer(orders, self._ordered_s())
+        if orders.start:
+            await self._begin(orders.start[0], ready_s)
+        return RawValue(converter.to_payload(reports)), ready_s
 
     async def _begin(self, order: StartOrder, at_s: float) -> None:
         """When the last machine has been ordered, it is known how the attempt will fail."""
@@ -320,9 +345,9 @@ class SimulatedCluster(
             return Evicted()
         self._evicted.add(key)
         name, after_s = self.world.replacement(order.machine.machine)
-        joins_s = self._now_s() + after_s
+        joins_s = self._ordered_s() + after_s
         info = info_of(name, joins_s + self.from_s)
-        self._at(joins_s, lambda: self._signals.joined(info))
+        self._at(joins_s, lambda: self._signals.joined(info), _order())
         await self._signals.changed()
         return Evicted()
 
@@ -336,8 +361,8 @@ class SimulatedCluster(
         Gives up when: never.
         """
         self.records[record.incident] = record
-        if record.outcome is Outcome.RECOVERED and self.world.is_in_job():
-            self.missed.add(record.incident)
+        if record.outcome is Outcome.RECOVERED and record.closed_at_s is not None:
+            self._close(record.incident)
         key = record.incident, len(record.marks)
         if record.outcome is not Outcome.HELD or MISSING in record.missing or key in self._asked:
             return
@@ -346,6 +371,14 @@ class SimulatedCluster(
         answers_s = self._now_s() + self.world.takes_s("person", person)
         self._at(answers_s, lambda: self._answer(record.incident))
         await self._signals.changed()
+
+    def _close(self, incident: int) -> None:
+        if incident in self._closed:
+            return
+        self._closed.add(incident)
+        if self.world.is_in_job():
+            self.missed.add(incident)
+        self._signals.closed(incident)
 
     async def _answer(self, incident: int) -> None:
         """A person has mended it, and lets the incident go on."""
@@ -386,6 +419,11 @@ class SimulatedCluster(
 def _machine() -> str:
     """Whose order it is, as `redirect` tells."""
     return activity.info().activity_id.partition("/")[0]
+
+
+def _order() -> int:
+    """The how manieth order of its workflow it is."""
+    return int(activity.info().activity_id.partition("/")[2])
 
 
 def _of(moment: datetime) -> float:

@@ -14,6 +14,7 @@ from temporalio.service import RPCError
 from temporalio.worker import Worker
 
 from everstep.core import names
+from everstep.core.errors import TransientError
 from everstep.core.record import IncidentRecord
 from everstep.core.simulation.engine import EARLIER, FIRST_VERSION, Met, Run
 from everstep.core.simulation.faults import DAY_S, Fault
@@ -24,7 +25,7 @@ from everstep.workers.simulation.cluster import Signals, SimulatedCluster
 from everstep.workers.simulation.controller import COLD
 from everstep.workers.simulation.machines import CODE, info_of
 from everstep.workers.simulation.redirect import SUFFIX
-from everstep.workers.simulation.server import keep_time_passing, let_time_pass, skipping
+from everstep.workers.simulation.server import let_time_pass, let_time_pass_after, skipping
 from everstep.workflows import options, story
 from everstep.workflows.incident import ResolveIncident
 from everstep.workflows.job import RunJob
@@ -39,11 +40,12 @@ STOPS_WITHIN_S = 10.0
 
 BEGINS_WITHIN_S = 120.0
 
-IDLE_S = 10.0
-"""Real time after which nobody works any more: a workflow's task takes two seconds at most."""
+STALLED_S = 300.0
+"""Real time in which nothing is asked of the cluster, after which nothing will be any more."""
 
-IDLE_WITH_KILLS_S = 40.0
-"""The same where a controller may have to be started first, on a busy machine."""
+MOST_LATE_S = 60.0
+"""By how much anything may come later than it was due, on the server's clock: a killed controller's
+task is given to the next one after 10 s at most, and the machine may be busy."""
 
 
 class Controllers:
@@ -106,7 +108,7 @@ async def simulate(setting: Setting, faults: Sequence[Fault], given: Given) -> R
 
     Raises:
         InputError: The time-skipping server is not installed.
-        TransientError: It does not answer.
+        TransientError: It does not answer, or does not keep its time.
     """
     queue = f"{names.CONTROLLER_QUEUE}.simulated"
     world = World(setting, faults)
@@ -126,15 +128,28 @@ async def simulate(setting: Setting, faults: Sequence[Fault], given: Given) -> R
             # Before a controller is there, nothing would keep time from passing.
             await asyncio.wait_for(cluster.begun.wait(), BEGINS_WITHIN_S)
             await let_time_pass(client)
-            most_s = IDLE_S if given.kills == 0 else IDLE_WITH_KILLS_S
-            keeping = asyncio.create_task(keep_time_passing(client, cluster.idle_s, most_s))
-            try:
-                await fate.result()
-            finally:
-                keeping.cancel()
+            await _until_over(fate, cluster)
             with contextlib.suppress(RPCError):
                 await job.terminate("its days are over")
+    if cluster.latest_s > MOST_LATE_S:
+        late = f"something came {cluster.latest_s:.0f} s later than it was due"
+        raise TransientError(f"time passed while workflows worked: {late}")
     return _run(cluster, setting)
+
+
+async def _until_over(fate: WorkflowHandle[SimulateFate, None], cluster: SimulatedCluster) -> None:
+    """Wait for the end of the job's days.
+
+    Raises:
+        TransientError: It will not come.
+    """
+    over = asyncio.create_task(fate.result())
+    while not over.done():
+        await asyncio.wait([over], timeout=max(1.0, STALLED_S - cluster.idle_s()))
+        if not over.done() and cluster.idle_s() >= STALLED_S:
+            over.cancel()
+            raise TransientError(f"nobody has worked for {STALLED_S:g} s, and time stands still")
+    await over
 
 
 @contextlib.asynccontextmanager
@@ -150,6 +165,7 @@ async def _controlled(client: Client, queue: str, cold: bool) -> AsyncGenerator[
 def _cluster(client: Client, world: World, given: Given) -> SimulatedCluster:
     job = client.get_workflow_handle(names.job_workflow_id(given.spec.name))
     fate = client.get_workflow_handle(_fate(given.spec))
+    ending = set[asyncio.Task[None]]()
 
     async def approve(incident: int, word: Approval) -> None:
         identifier = names.incident_workflow_id(given.spec.name, incident)
@@ -158,12 +174,19 @@ def _cluster(client: Client, world: World, given: Given) -> SimulatedCluster:
     async def changed() -> None:
         await fate.signal(SimulateFate.changed)
 
+    def closed(incident: int) -> None:
+        identifier = names.incident_workflow_id(given.spec.name, incident)
+        task = asyncio.create_task(let_time_pass_after(client, job.id, identifier))
+        ending.add(task)
+        task.add_done_callback(ending.discard)
+
     signals = Signals(
         alerts=lambda alerts: job.signal(RunJob.report_alerts, alerts),
         update=lambda request: job.signal(RunJob.push_update, request),
         joined=lambda machine: job.signal(RunJob.machine_joined, machine),
         approve=approve,
         changed=changed,
+        closed=closed,
     )
     return SimulatedCluster(world, signals, given.progress or (lambda _: None))
 

@@ -6,14 +6,13 @@ import asyncio
 import contextlib
 import shutil
 import sys
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from pathlib import Path
 
 from temporalio.api.enums.v1 import IndexedValueType
 from temporalio.api.operatorservice.v1 import AddSearchAttributesRequest
 from temporalio.api.testservice.v1 import UnlockTimeSkippingRequest
-from temporalio.client import Client
-from temporalio.service import RPCError
+from temporalio.client import Client, WorkflowExecutionStatus
 
 from everstep.agent.leash import leashed
 from everstep.core.errors import InputError, TransientError
@@ -24,7 +23,6 @@ from everstep.workflows import story
 BINARY = "temporal-test-server"
 HOST = "127.0.0.1"
 PATIENCE_S = 60.0
-LOOK_EVERY_S = 1.0
 
 _KINDS = {
     "Keyword": IndexedValueType.INDEXED_VALUE_TYPE_KEYWORD,
@@ -77,23 +75,28 @@ async def let_time_pass(client: Client) -> None:
     await client.test_service.unlock_time_skipping(UnlockTimeSkippingRequest())
 
 
-async def keep_time_passing(client: Client, idle_s: Callable[[], float], most_s: float) -> None:
-    """Let time pass again whenever nobody has worked for a while, until this is cancelled.
+async def let_time_pass_after(client: Client, job: str, incident: str) -> None:
+    """Let time pass on when an incident has ended that its job's run did not live to see.
 
-    When a workflow has continued as new before its child ends, the server holds time for ever for
-    that child's end.
+    The server holds time until the parent has heard of a child's end, and for ever where that run
+    has continued as new before.
 
     Args:
         client: Of the server.
-        idle_s: How long nobody has worked, real seconds.
-        most_s: How long that may be for other reasons.
+        job: Id of the job's workflow.
+        incident: Id of the incident's, which ends any moment.
     """
-    while True:
-        await asyncio.sleep(max(LOOK_EVERY_S, most_s - idle_s()))
-        if idle_s() >= most_s:
-            # Refused where time passes already.
-            with contextlib.suppress(RPCError):
-                await let_time_pass(client)
+    handle = client.get_workflow_handle(incident)
+    await handle.result()
+    run = (await handle.describe()).parent_run_id
+    parent = client.get_workflow_handle(job, run_id=run)
+    if (await parent.describe()).status is not WorkflowExecutionStatus.CONTINUED_AS_NEW:
+        return
+    async for event in parent.fetch_history_events():
+        ended = event.child_workflow_execution_completed_event_attributes
+        if ended.workflow_execution.workflow_id == incident:
+            return
+    await let_time_pass(client)
 
 
 async def _connected(address: str) -> Client:
