@@ -91,6 +91,19 @@ def test_rank_that_somebody_killed_is_tried_again_before_anything_is_tested() ->
     assert without_tests.all(killed) == [REATTEMPT, EVICT, PAGE]
 
 
+def test_suspect_goes_untested_only_where_the_policy_says_so() -> None:
+    policy = replace(POLICY, evict_suspects=True)
+    gpu = finding(("m3",), symptom=Symptom.CUDA_ERROR)
+    incident = Incident(policy=policy)
+    # It comes back on another machine: that one is tested with all others.
+    assert incident.again(gpu).machines == ("m3",)
+    others = finding(("m6",), symptom=Symptom.CUDA_ERROR)
+    assert incident.all(others) == [CHECKS, ROLLBACK, REPLAY, PAGE]
+    assert Incident().again(gpu).rung is CHECKS
+    for other in (finding(("m3",)), finding(("m3",), symptom=NAN), replace(gpu, machines=())):
+        assert Incident(policy=policy).again(other).rung is CHECKS
+
+
 def test_what_checks_name_is_evicted_and_what_then_comes_back_is_rolled_back() -> None:
     incident = Incident({CHECKS: (ClimbOutcome.FOUND, ("m5",))})
     assert incident.all(finding(symptom=NAN)) == [CHECKS, EVICT, ROLLBACK, REPLAY, PAGE]

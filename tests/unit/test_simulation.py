@@ -182,6 +182,15 @@ def test_sparse_checkpoints_cost_steps() -> None:
     assert (record.failed_step, record.restored_step, record.lost_steps) == (100, 90, 10)
 
 
+def test_suspect_that_goes_at_once_costs_no_test() -> None:
+    faulty = fault(1035.0, Shows.WORDS, symptom=Symptom.CUDA_ERROR, detection="crash", words=CRASH)
+    found = run(faulty, choices=Choices(evict_suspects=True))
+    record = only(found)
+    assert rungs(record) == ["evict"]
+    assert record.first_step_at_s == pytest.approx(1036.0 + 0.5 + 5.0 + 7.0 + 30.0 + STEP_S)
+    assert resolved_by(found.met[0]) == "direct_eviction"
+
+
 def test_retry_first_does_what_it_says() -> None:
     record = only(run(fault(1035.0), choices=Choices(retry_first=True)))
     assert rungs(record) == ["reattempt", "evict"]

@@ -23,6 +23,14 @@ FOLLOWED_ABOVE = 0.5
 """What ranks said last chooses the first rung where a careful reader of it would be right more
 often than not."""
 
+SUSPECTED_OF = (
+    Symptom.CUDA_ERROR,
+    Symptom.GPU_UNAVAILABLE,
+    Symptom.GPU_MEMORY_ERROR,
+    Symptom.DISK_FAULT,
+)
+"""What points at the machine of the rank that said it, and may be the code's doing all the same."""
+
 
 @dataclass(frozen=True, slots=True)
 class Policy:
@@ -33,12 +41,14 @@ class Policy:
         max_evicted_ratio: Largest share of them evicted in the window, 0 to 1.
         max_restarts_without_progress: Restarts in a row that may bring no new step.
         modes: How each rung may be performed; automatic where it is not named.
+        evict_suspects: Whether the machine of a rank that complained of it goes untested.
     """
 
     machines: int
     max_evicted_ratio: float
     max_restarts_without_progress: int
     modes: Mapping[Rung, Mode] = field(default_factory=dict[Rung, Mode])
+    evict_suspects: bool = False
 
     @property
     def max_evicted(self) -> int:
@@ -102,7 +112,8 @@ def next_rung(
     configuration, and trying again where it accuses a service, a network outside, or the data; by
     asking for a person when data fail twice; by trying again first when somebody ended a rank by a
     signal; and by its last rung before a person: a machine at which every failure of the incident
-    pointed goes, unless a replay ran it through without a failure.
+    pointed goes, unless a replay ran it through without a failure. Where the policy evicts
+    suspects, a machine goes untested for what a rank of its own said, the first time.
 
     Args:
         finding: What the evidence of the newest failure says.
@@ -114,7 +125,7 @@ def next_rung(
     if stuck >= policy.max_restarts_without_progress and not standing.approved:
         reason = f"{stuck} restarts brought no new step: {finding.reason}"
         return Decision(Rung.PAGE, (), reason, Mode.APPROVE)
-    case = _Case(finding, climbed, standing)
+    case = _Case(finding, climbed, standing, policy)
     if case.data_accused_again:
         mode = Mode.AUTOMATIC if standing.approved else Mode.APPROVE
         return Decision(Rung.PAGE, (), f"the data have to be mended: {finding.reason}", mode)
@@ -147,10 +158,13 @@ def _braked(decision: Decision, policy: Policy, standing: Standing) -> Decision:
 class _Case:
     """An incident as the rules look at it."""
 
-    def __init__(self, finding: Finding, climbed: Sequence[Climb], standing: Standing) -> None:
+    def __init__(
+        self, finding: Finding, climbed: Sequence[Climb], standing: Standing, policy: Policy
+    ) -> None:
         self.finding = finding
         self.climbed = climbed
         self.standing = standing
+        self.policy = policy
 
     def closed(self, rung: Rung) -> bool:
         """Whether a rung cannot be climbed, or not once more."""
@@ -265,6 +279,15 @@ def _passing(case: _Case) -> Decision | None:
     return Decision(Rung.REATTEMPT, (), f"it may pass by itself: {case.finding.reason}")
 
 
+def _suspected(case: _Case) -> Decision | None:
+    """Whom a rank of its own complained of: replaced in seconds, where tests take minutes."""
+    finding = case.finding
+    alone = len(finding.machines) == 1 and finding.symptom in SUSPECTED_OF
+    if not (case.policy.evict_suspects and alone) or case.restarts:
+        return None
+    return _evict(case.present(finding.machines), f"suspected, not tested: {finding.reason}")
+
+
 def _checks(case: _Case) -> Decision | None:
     if case.code_alone:
         return None
@@ -314,6 +337,7 @@ _RULES: tuple[tuple[Rung, Callable[[_Case], Decision | None]], ...] = (
     (Rung.ROLLBACK, _code_accused),
     (Rung.REATTEMPT, _killed),
     (Rung.REATTEMPT, _passing),
+    (Rung.EVICT, _suspected),
     (Rung.CHECKS, _checks),
     (Rung.REATTEMPT, _reattempt),
     (Rung.ROLLBACK, _rollback),

@@ -198,6 +198,7 @@ class JobSpec(SpecPart):
             max_evicted_ratio=self.safety.max_evicted_ratio,
             max_restarts_without_progress=self.ladder.max_restarts_without_progress,
             modes=self.safety.modes.by_rung(),
+            evict_suspects=self.ladder.evict_suspects,
         )
 
     def unavailable_rungs(self) -> dict[Rung, str]:

@@ -364,6 +364,11 @@ class Ladder(SpecPart):
         default=3,
         description="Restarts in a row that may bring no new step before a person is asked.",
     )
+    evict_suspects: bool = Field(
+        default=False,
+        description="Whether the machine of a rank that complains of its GPU or disk is replaced at"
+        " once, and no test stops the job for it; the paper tests first.",
+    )
 
 
 class Replay(SpecPart):

@@ -25,7 +25,7 @@ from everstep.core.simulation.faults import Cause, Fault, Shows, Way
 from everstep.core.simulation.setting import Choices, Durations, Method, Setting
 from everstep.core.vocabulary import Check, Symptom
 from everstep.spec.job import JobSpec
-from everstep.spec.policies import SpecPart
+from everstep.spec.policies import SpecPart, Standby
 from everstep.spec.problems import relation_error
 
 _Share = Annotated[float, Field(ge=0, le=1)]
@@ -259,6 +259,11 @@ class PolicySpec(SpecPart):
     retry_first: bool = Field(
         default=False, description="Whether each incident begins with a reattempt."
     )
+    evict_suspects: bool | None = Field(
+        default=None,
+        description="Whether suspects go untested (ladder.evict_suspects); as the job's spec says"
+        " when left out.",
+    )
     checkpoint_every_steps: PositiveInt = Field(
         default=1, description="Steps from one state in memory to the next."
     )
@@ -274,6 +279,7 @@ class PolicySpec(SpecPart):
             group=self.group,
             bitwise=self.bitwise,
             retry_first=self.retry_first,
+            evict_suspects=self.evict_suspects,
             checkpoint_every_steps=self.checkpoint_every_steps,
             standbys=self.standbys,
         )
@@ -291,6 +297,7 @@ def setting(
         seed: What all chance follows from.
         days: How long it runs.
     """
+    spec = spec_with(spec, choices)
     layout = one_rank_a_machine(spec.layout())
     backup = backup_placement(layout)
     if not spec.checkpoint.backup:
@@ -300,13 +307,12 @@ def setting(
     if storage is not None:
         of_steps = None if storage.every_steps is None else storage.every_steps * durations.step_s
         every_s = min(every for every in (storage.every_s, of_steps) if every is not None)
-    standbys = spec.standby_count() if choices.standbys is None else choices.standbys
     return Setting(
         layout=layout,
         backup=backup,
         policy=spec.ladder_policy(),
         unavailable=spec.unavailable_rungs(),
-        standbys=standbys,
+        standbys=spec.standby_count(),
         window_s=spec.safety.window_s,
         evidence_window_s=spec.ladder.evidence_window_s,
         probation_steps=spec.ladder.probation_steps,
@@ -319,6 +325,17 @@ def setting(
         seed=seed,
         days=days,
     )
+
+
+def spec_with(spec: JobSpec, choices: Choices) -> JobSpec:
+    """The job as a policy has it, in what its spec can say."""
+    if choices.standbys is not None:
+        count = Standby(count=choices.standbys)
+        spec = spec.model_copy(update={"standby": count})
+    if choices.evict_suspects is not None:
+        changed = spec.ladder.model_copy(update={"evict_suspects": choices.evict_suspects})
+        spec = spec.model_copy(update={"ladder": changed})
+    return spec
 
 
 def one_rank_a_machine(layout: Layout) -> Layout:

@@ -23,7 +23,7 @@ from everstep.core.simulation.setting import Choices, Durations, Method, Setting
 from everstep.spec.job import JobSpec
 from everstep.spec.load import read_spec
 from everstep.spec.load_simulation import check_times, load_durations, load_policy, load_stream
-from everstep.spec.simulation import StreamSpec, setting, spec_for_workflows
+from everstep.spec.simulation import StreamSpec, setting, spec_for_workflows, spec_with
 from everstep.workers.simulation.run import Given, simulate as simulate_with_workflows
 
 MOST_DAYS = 3650.0
@@ -180,7 +180,7 @@ def _run_workflows(
     if choice.method is not Method.LADDER or choice.retry_first:
         what = f"policy {choice.name!r} is not what the workflows do"
         raise InputError("--policy", what, "Leave --engine out.")
-    small = spec_for_workflows(job)
+    small = spec_for_workflows(spec_with(job, choice))
     faults = faults_of(stream, job.machines, days, seeds[0])
     with Progress(console=err, transient=True) as progress:
         bar = progress.add_task("simulating", total=1.0)

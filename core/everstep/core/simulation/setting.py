@@ -79,6 +79,7 @@ class Choices:
             one machine of it does.
         bitwise: Whether NaN is followed by the bitwise test.
         retry_first: Whether each incident begins with a reattempt.
+        evict_suspects: As in `ladder.Policy`; None: as the spec says.
         checkpoint_every_steps: Steps from one state in memory to the next, >= 1.
         standbys: Machines kept warm; None: as the spec says.
     """
@@ -88,6 +89,7 @@ class Choices:
     group: bool = True
     bitwise: bool = True
     retry_first: bool = False
+    evict_suspects: bool | None = None
     checkpoint_every_steps: int = 1
     standbys: int | None = None
 
