@@ -72,6 +72,23 @@ MORE = (
 )  # fmt: skip
 
 
+SCARCE = (
+    # Tests cannot see what it has: it comes back as a standby, and its fault with it.
+    fault(
+        1 * HOUR_S, Shows.HANG, symptom=Symptom.JOB_HANG, detection="hang", slots=(12,),
+        by_group=True, returns_s=20.0, number=1,
+    ),
+    # Three machines and two standbys, then both copies of a rank, then a slow pipeline.
+    fault(7 * HOUR_S, Shows.LOST, detection="gpu", slots=(4, 5, 6), number=2),
+    fault(11 * HOUR_S, Shows.LOST, detection="gpu", slots=(0, 9), number=3),
+    fault(
+        16 * HOUR_S, Shows.SLOW, symptom=Symptom.MFU_DECLINE, detection="slow", slots=(10,),
+        found_by=("gpu",), by_group=True, number=4,
+    ),
+)  # fmt: skip
+"""More evictions than half of the machines within a day, so that a person is asked, too."""
+
+
 def setting() -> Setting:
     return replace(setting_of(), durations=LONG)
 
@@ -125,6 +142,19 @@ def _times(record: IncidentRecord) -> list[float]:
 async def test_both_engines_do_the_same() -> None:
     real, took_s = await with_workflows(SEVERAL)
     hold_against(simulate(setting(), SEVERAL), real, took_s)
+
+
+@pytest.mark.server
+@pytest.mark.slow
+async def test_both_engines_do_the_same_where_machines_and_copies_are_few() -> None:
+    counted = simulate(setting(), SCARCE)
+    back, lost, stored, slow = (one.record for one in counted.met)
+    assert len(lost.evicted) == 3
+    assert stored.lost_steps > 0
+    assert len(slow.evicted) == 4
+    assert len(back.evicted) > len({*back.evicted})
+    real, took_s = await with_workflows(SCARCE)
+    hold_against(counted, real, took_s)
 
 
 @pytest.mark.soak

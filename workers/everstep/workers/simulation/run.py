@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import subprocess
-import sys
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from temporalio.client import Client, WorkflowHandle
@@ -22,7 +20,7 @@ from everstep.core.simulation.setting import Setting
 from everstep.core.simulation.world import Strike, World
 from everstep.spec.job import JobSpec
 from everstep.workers.simulation.cluster import Signals, SimulatedCluster
-from everstep.workers.simulation.controller import COLD
+from everstep.workers.simulation.controllers import controlled
 from everstep.workers.simulation.machines import CODE, info_of
 from everstep.workers.simulation.redirect import SUFFIX
 from everstep.workers.simulation.server import let_time_pass, let_time_pass_after, skipping
@@ -36,8 +34,6 @@ MACHINES_PER_BATCH = 600
 """Six times that of production: a child workflow costs the same whatever its batch, and no history
 comes near a limit when the machines of a batch leave nothing in it."""
 
-STOPS_WITHIN_S = 10.0
-
 BEGINS_WITHIN_S = 120.0
 
 STALLED_S = 300.0
@@ -46,44 +42,6 @@ STALLED_S = 300.0
 MOST_LATE_S = 60.0
 """By how much anything may come later than it was due, on the server's clock: a killed controller's
 task is given to the next one after 10 s at most, and the machine may be busy."""
-
-
-class Controllers:
-    """One controller at a time, in a process of its own.
-
-    Args:
-        address: The server's.
-        queue: The controllers' queue.
-        cold: Whether they will be killed, and may therefore remember no workflow.
-    """
-
-    def __init__(self, address: str, queue: str, cold: bool) -> None:
-        self._command = [sys.executable, "-m", "everstep.workers.simulation.controller"]
-        self._command += [address, queue, *([COLD] if cold else [])]
-        self._process: subprocess.Popen[bytes] | None = None
-        self.killed = 0
-
-    def start(self) -> None:
-        """Start one."""
-        self._process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL)
-
-    def kill(self) -> None:
-        """Kill it without notice, and start another one, which knows nothing."""
-        assert self._process is not None  # noqa: S101 - it was started
-        self._process.kill()
-        self._process.wait()
-        self.killed += 1
-        self.start()
-
-    def stop(self) -> None:
-        """End it."""
-        if self._process is not None:
-            self._process.terminate()
-            try:
-                self._process.wait(STOPS_WITHIN_S)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +70,7 @@ async def simulate(setting: Setting, faults: Sequence[Fault], given: Given) -> R
     """
     queue = f"{names.CONTROLLER_QUEUE}.simulated"
     world = World(setting, faults)
-    async with skipping() as client, _controlled(client, queue, given.kills > 0) as controllers:
+    async with skipping() as client, controlled(client, queue, given.kills > 0) as controllers:
         cluster = _cluster(client, world, given)
         cluster.disturb(controllers.kill, given.kills, len(faults))
         async with Worker(
@@ -150,16 +108,6 @@ async def _until_over(fate: WorkflowHandle[SimulateFate, None], cluster: Simulat
             over.cancel()
             raise TransientError(f"nobody has worked for {STALLED_S:g} s, and time stands still")
     await over
-
-
-@contextlib.asynccontextmanager
-async def _controlled(client: Client, queue: str, cold: bool) -> AsyncGenerator[Controllers]:
-    controllers = Controllers(client.service_client.config.target_host, queue, cold)
-    controllers.start()
-    try:
-        yield controllers
-    finally:
-        controllers.stop()
 
 
 def _cluster(client: Client, world: World, given: Given) -> SimulatedCluster:
@@ -212,7 +160,7 @@ async def _start_job(
         args=[job, JobState(pool=pool)],
         id=names.job_workflow_id(spec.name),
         task_queue=queue,
-        task_timeout=options.WORKFLOW_TASK_TIMEOUT,
+        task_timeout=options.workflow_task_timeout(spec.machines),
         search_attributes=story.job_attributes(spec.name),
     )
 

@@ -13,6 +13,7 @@ from temporalio.api.enums.v1 import IndexedValueType
 from temporalio.api.operatorservice.v1 import AddSearchAttributesRequest
 from temporalio.api.testservice.v1 import UnlockTimeSkippingRequest
 from temporalio.client import Client, WorkflowExecutionStatus
+from temporalio.service import GrpcCompression
 
 from everstep.agent.leash import leashed
 from everstep.core.errors import InputError, TransientError
@@ -103,7 +104,9 @@ async def _connected(address: str) -> Client:
     deadline_s = asyncio.get_running_loop().time() + PATIENCE_S
     while True:
         try:
-            return await Client.connect(address, data_converter=DATA_CONVERTER)
+            return await Client.connect(
+                address, data_converter=DATA_CONVERTER, grpc_compression=GrpcCompression.NONE
+            )
         except RuntimeError as error:
             if asyncio.get_running_loop().time() > deadline_s:
                 raise TransientError(f"{BINARY} does not answer at {address}") from error
