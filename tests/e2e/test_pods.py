@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import itertools
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -15,6 +17,7 @@ import yaml
 from temporalio.client import Client
 
 from everstep.activities.archive import load_incidents
+from everstep.core.vocabulary import Rung
 from everstep.workers import handles
 from everstep.workers.cluster import install, places
 from everstep.workers.cluster.launch import job_objects_with, new_secret
@@ -23,15 +26,18 @@ from everstep.workers.cluster.submit import Target, job_input, submission
 from everstep.workers.local.folder import RunFolder
 from everstep.workers.payloads import DATA_CONVERTER
 from everstep.workers.starting import start_job
-from tests.e2e.local import EXAMPLE
+from tests.e2e.local import EXAMPLE, WAITER, clean_environment
 from tests.fakes.pods import Host, Object, Pod, hosting, templates
 from tests.fakes.servers import dev_server
 
 PATIENCE_S = 150.0
 
 
-def spec_file(folder: Path, kind: str) -> Path:
-    spec = {
+FAILS = "echo 'TypeError: this code does nothing'; exit 1\n"
+
+
+def spec_file(folder: Path, kind: str, **changes: object) -> Path:
+    spec: dict[str, object] = {
         "name": "gpt",
         "command": ["python", "train.py", "--steps", "40", "--step-time-s", "0.1"],
         "code": {"directory": str(EXAMPLE)},
@@ -42,6 +48,7 @@ def spec_file(folder: Path, kind: str) -> Path:
         "ladder": {"probation_steps": 1, "probation_s": 0.2},
         "safety": {"max_evicted_ratio": 1.0},
         "pods": {"image": "train:1", "kind": kind},
+        **changes,
     }
     file = folder / "job.yaml"
     file.write_text(yaml.safe_dump(spec))  # pyright: ignore[reportUnknownMemberType]
@@ -75,11 +82,13 @@ def start_everything(host: Host, objects: list[Object]) -> list[Pod]:
     ]
 
 
-def everything(folder: Path, kind: str, address: str) -> tuple[Submission, list[Object]]:
+def everything(
+    folder: Path, kind: str, address: str, **changes: object
+) -> tuple[Submission, list[Object]]:
     """A job, and all manifests of it and of its namespace."""
     wanted = install.Installation(temporal_address=address, temporal_namespace="default")
     target = Target(wanted.namespace, install.controller_image(wanted))
-    given = submission(spec_file(folder, kind), target)
+    given = submission(spec_file(folder, kind, **changes), target)
     return given, [*install.manifests(wanted), *job_objects_with(given, new_secret())]
 
 
@@ -133,6 +142,54 @@ def test_a_job_trains_on_what_its_manifests_say(
             # Pods of a JobSet end with their job, and so free their GPUs.
             until(lambda: all(a.process.poll() == 0 for a in agents[1:]), "agents end")
         assert run.metrics.joinpath("token").read_text() == token(objects)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(400)
+def test_pods_go_back_to_the_version_before_and_on_to_another(
+    tmp_path: Path, temporal_address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both versions are sent when the job is submitted, a third one is put onto the volume."""
+    monkeypatch.setattr(places, "CODE", str(tmp_path / "code"))
+    versions = {"now": FAILS, "before": WAITER, "next": f"# Better.\n{WAITER}"}
+    for name, script in versions.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "waiter.sh").write_text(script)
+    given, objects = everything(
+        tmp_path,
+        "jobset",
+        temporal_address,
+        name="back",
+        command=["sh", "waiter.sh"],
+        code={"directory": "now", "previous": "before"},
+        standby={"count": 0},
+    )
+    with hosting(tmp_path, objects, {"EVERSTEP_CLUSTER": "local"}) as host:
+        start_everything(host, objects)
+        asyncio.run(start(temporal_address, given))
+        run = RunFolder(host.claim(given.spec.pods.volume_claim) / "jobs" / given.job)
+
+        def runs(attempt: int) -> bool:
+            return all((run.output / f"up-{rank}-{attempt}").exists() for rank in (0, 1))
+
+        until(lambda: runs(2), "the version before runs")
+        until(lambda: len(load_incidents(run.incidents)) == 1, "its incident is over")
+        (record,) = load_incidents(run.incidents)
+        assert [climb.rung for climb in record.climbs] == [Rung.ROLLBACK]
+        # As a person does in a controller's pod, where the volume is and the server is known.
+        update = ["hot-update", str(run.path), "--code", str(tmp_path / "next"), "--urgent"]
+        done = subprocess.run(
+            [sys.executable, "-m", "everstep.cli.main", *update],
+            env=clean_environment() | {"TEMPORAL_ADDRESS": temporal_address},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        until(lambda: runs(3), "the other version runs")
+        (run.output / "end").touch()
+        assert asyncio.run(ended(temporal_address, given.job)) == 2
+        assert [c.rung for c in load_incidents(run.incidents)[1].climbs] == [Rung.UPDATE]
 
 
 def token(objects: list[Object]) -> str:
