@@ -8,12 +8,15 @@ import itertools
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 import yaml
+from prometheus_client.parser import text_string_to_metric_families
 from temporalio.client import Client
 
 from everstep.activities.archive import load_incidents
@@ -103,6 +106,13 @@ def test_the_control_plane_is_ready_while_temporal_answers(tmp_path: Path) -> No
                 host.start(template, name, "infra")
             for pod in host.pods:
                 pod.wait_ready()
+            runs = host.claim("everstep-runs") / "jobs"
+            assert scrape(host.pods[0], (runs / ".metrics-token").read_text()) >= {
+                "temporal_num_pollers",
+                "temporal_worker_task_slots_available",
+            }
+            with pytest.raises(urllib.error.HTTPError, match="401"):
+                scrape(host.pods[0], "a guess")
             server.close()
             until(lambda: not any(pod.ready() for pod in host.pods), "nobody is ready any more")
             assert all(pod.process.poll() is None for pod in host.pods), "they wait for it"
@@ -110,6 +120,14 @@ def test_the_control_plane_is_ready_while_temporal_answers(tmp_path: Path) -> No
                 pod.process.terminate()
             for pod in host.pods:
                 assert pod.process.wait(pod.grace_s) == 0, "they end in time, whoever is away"
+
+
+def scrape(pod: Pod, token: str) -> set[str]:
+    """Names of what a controller's pod tells Prometheus."""
+    request = urllib.request.Request(f"http://{pod.address}:{places.METRICS_PORT}/metrics")
+    request.add_header("Authorization", f"Bearer {token}")
+    with urllib.request.urlopen(request, timeout=10) as answer:  # noqa: S310
+        return {f.name for f in text_string_to_metric_families(answer.read().decode())}
 
 
 @pytest.mark.soak

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 from temporalio.client import Client, WorkflowExecutionStatus
 from temporalio.envconfig import ClientConfig
+from temporalio.runtime import Runtime
 from temporalio.service import RPCError
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxRestrictions
 
@@ -61,11 +62,12 @@ def workflow_runner() -> SandboxedWorkflowRunner:
     return SandboxedWorkflowRunner(restrictions=restrictions)
 
 
-async def connect(patience_s: float = float("inf")) -> Client:
+async def connect(patience_s: float = float("inf"), native: Runtime | None = None) -> Client:
     """Connect to the server that Temporal's standard environment configuration names.
 
     Args:
         patience_s: How long to go on trying while nobody answers.
+        native: The SDK's own runtime; None for the one that all share.
 
     Raises:
         InputError: The configuration cannot be read.
@@ -85,7 +87,7 @@ async def connect(patience_s: float = float("inf")) -> Client:
         try:
             # An address that swallows packets gives no answer for ever.
             async with asyncio.timeout_at(deadline_s):
-                return await Client.connect(**config, data_converter=DATA_CONVERTER)
+                return await Client.connect(**config, data_converter=DATA_CONVERTER, runtime=native)
         except TimeoutError as error:
             where = config.get("target_host", "the default address")
             raise TransientError(f"no Temporal server answers at {where} ({said})") from error
