@@ -249,6 +249,16 @@ def matches(selector: Object, labels: dict[str, str]) -> bool:
     return wanted <= labels.items() and all(chosen)
 
 
+def test_a_job_never_waits_for_a_pod_that_hangs_nor_gives_up(tmp_path: Path) -> None:
+    """With a podFailurePolicy, or this replacement policy, only what has ended is replaced."""
+    (job_set,) = [one for one in job("jobset", tmp_path) if one["kind"] == "JobSet"]
+    for inner in jobs_within(job_set):
+        assert "podFailurePolicy" not in inner["spec"]
+        assert inner["spec"].get("podReplacementPolicy") != "Failed"
+        for limit in ("backoffLimit", "backoffLimitPerIndex"):
+            assert inner["spec"][limit] == job_objects.NEVER
+
+
 def test_each_machine_and_controller_has_one_budget(everything: list[Object]) -> None:
     """Two would make every eviction fail, for good."""
     budgets = [one["spec"] for one in everything if one["kind"] == "PodDisruptionBudget"]

@@ -21,7 +21,7 @@ from temporalio.client import Client
 
 from everstep.activities.archive import load_incidents
 from everstep.core.vocabulary import Rung
-from everstep.workers import handles
+from everstep.workers import handles, stopping
 from everstep.workers.cluster import install, places
 from everstep.workers.cluster.launch import job_objects_with, new_secret
 from everstep.workers.cluster.pod import Submission
@@ -85,6 +85,12 @@ def start_everything(host: Host, objects: list[Object]) -> list[Pod]:
     ]
 
 
+def start_first(host: Host, objects: list[Object], component: str) -> Pod:
+    """One pod of a component, whose name no other one has."""
+    name, template, _ = next(templates(objects, component))
+    return host.start(template, f"{name}-{len(host.pods)}", "infra")
+
+
 def everything(
     folder: Path, kind: str, address: str, **changes: object
 ) -> tuple[Submission, list[Object]]:
@@ -102,8 +108,7 @@ def test_the_control_plane_is_ready_while_temporal_answers(tmp_path: Path) -> No
         _, objects = everything(tmp_path, "statefulset", address)
         with hosting(tmp_path, objects, {"EVERSTEP_CLUSTER": "local"}) as host:
             for component in ("controller", "analyzer"):
-                name, template, _ = next(templates(objects, component))
-                host.start(template, name, "infra")
+                start_first(host, objects, component)
             for pod in host.pods:
                 pod.wait_ready()
             runs = host.claim("everstep-runs") / "jobs"
@@ -116,10 +121,13 @@ def test_the_control_plane_is_ready_while_temporal_answers(tmp_path: Path) -> No
             server.close()
             until(lambda: not any(pod.ready() for pod in host.pods), "nobody is ready any more")
             assert all(pod.process.poll() is None for pod in host.pods), "they wait for it"
+            late = [start_first(host, objects, kind) for kind in ("controller", "machine")]
+            until(lambda: all("no Temporal server" in pod.log.read_text() for pod in late), "tries")
             for pod in host.pods:
                 pod.process.terminate()
             for pod in host.pods:
-                assert pod.process.wait(pod.grace_s) == 0, "they end in time, whoever is away"
+                code = stopping.STOPPED if pod in late else 0
+                assert pod.process.wait(pod.grace_s) == code, "they end in time, whoever is away"
 
 
 def scrape(pod: Pod, token: str) -> set[str]:
@@ -205,6 +213,11 @@ def test_pods_go_back_to_the_version_before_and_on_to_another(
         )
         assert done.returncode == 0, done.stderr
         until(lambda: runs(3), "the other version runs")
+        # One that is to go ends so that its Job brings another in its place.
+        going = start_first(host, objects, "machine")
+        going.wait_ready()
+        going.process.terminate()
+        assert going.process.wait(going.grace_s) == stopping.STOPPED
         (run.output / "end").touch()
         assert asyncio.run(ended(temporal_address, given.job)) == 2
         assert [c.rung for c in load_incidents(run.incidents)[1].climbs] == [Rung.UPDATE]

@@ -29,7 +29,7 @@ async def main() -> int:
     async with clusters.port(given, folder) as cluster:
         counts = controller_metrics.counted(given)
         native, told_at = (None, None) if counts is None else counts
-        client = await runtime.connect(native=native)
+        client = await stopping.unless_stopped(stop, runtime.connect(native=native))
         variables = settings.secrets(given.secrets_directory)
         if told_at is not None:
             controller_metrics.serve(told_at, given, variables)

@@ -18,6 +18,7 @@ from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxR
 
 from everstep.core import names
 from everstep.core.errors import EverstepError, InputError, TransientError
+from everstep.workers import stopping
 from everstep.workers.payloads import DATA_CONVERTER
 from everstep.workflows.incident import ResolveIncident
 from everstep.workflows.job import RunJob
@@ -128,6 +129,8 @@ def run_process(main: Coroutine[Any, Any, int]) -> NoReturn:
     code = 1
     try:
         code = asyncio.run(main)
+    except stopping.StoppedError:
+        code = stopping.STOPPED
     except EverstepError as error:
         logging.getLogger("everstep").critical("%s", error)
         code = 2

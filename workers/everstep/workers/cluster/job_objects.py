@@ -240,15 +240,10 @@ def _job(given: Submission, role: str, size: int) -> dict[str, Any]:
         "completions": size,
         "completionMode": "Indexed",
         "backoffLimit": NEVER,
-        # A pod that was evicted is replaced, and is no failure of the job.
-        "podFailurePolicy": {
-            "rules": [
-                {
-                    "action": "Ignore",
-                    "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
-                }
-            ]
-        },
+        # Each has its own pause before it is replaced, not one that grows with every other's end.
+        "backoffLimitPerIndex": NEVER,
+        # Without a podFailurePolicy: with one, a pod is replaced when it has ended, which one on a
+        # dead node never does; so it is as soon as it is being deleted.
         "template": machine_template(given, role, "Never"),
     }
 
