@@ -9,6 +9,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 work=${1:-$(mktemp -d)}
+mkdir -p "$work"
 base=localhost/everstep-stand-in:bookworm
 
 build() {

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.fakes.kube.where import NODES, Where, anywhere
+from tests.fakes.kube.where import LEASES, NODES, Where, anywhere
 
 from everstep.activities.kube.connection import (
     MERGE,
@@ -164,6 +164,14 @@ async def test_cordon_and_back(where: Where) -> None:
     assert (await where.api.patch(path, {"spec": {"unschedulable": True}}))["spec"]["unschedulable"]
     after = await where.api.patch(path, {"spec": {"unschedulable": None}})
     assert not after["spec"].get("unschedulable")
+
+
+async def test_a_nodes_lease_is_renewed_with_fractions_of_a_second(where: Where) -> None:
+    path = f"{LEASES}/{await where.make_node('n')}"
+    renewed = {"spec": {"renewTime": "2026-01-02T03:04:05.000000Z"}}
+    assert (await where.api.patch(path, renewed))["spec"]["renewTime"].startswith("2026-01-02")
+    with pytest.raises(PermanentError):
+        await where.api.patch(path, {"spec": {"renewTime": "2026-01-02T03:04:05Z"}})
 
 
 # --- Pods that go ---------------------------------------------------------------------------------

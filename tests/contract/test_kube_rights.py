@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from temporalio.testing import ActivityEnvironment
+from tests.fakes.kube.faults import Fault, Kind
 from tests.fakes.kube.where import ANALYZER, CONTROLLER, NODES, Where, anywhere, rights_of
 
 from everstep.activities.kube import watch as kube_watch
@@ -81,6 +82,11 @@ async def test_an_analyzer_uses_its_rights_and_carries_on_an_eviction(
     monkeypatch.setattr(kube_watch, "EVICT_AGAIN_S", 0.2)
     info = await machine(where, 0)
     pod = f"{where.pods}/{info.pod}"
+    assert where.server is not None
+    # Rights are used by unlucky turns, too: whatever is asked for after one has to be granted.
+    for code in (409, 429, 503):
+        evicts = Fault(Kind.ANSWER, lambda call: call.subresource == "eviction", code=code)
+        where.server.faults.order(evicts)
     alerts: list[Alert] = []
     async with connected(str(where.of_user(ANALYZER))) as api:
         watch = ClusterWatch(api, where.namespace, JOB, lambda _: True, alerts.append)

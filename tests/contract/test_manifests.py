@@ -249,6 +249,16 @@ def matches(selector: Object, labels: dict[str, str]) -> bool:
     return wanted <= labels.items() and all(chosen)
 
 
+def test_a_job_never_waits_for_a_pod_that_hangs_nor_gives_up(tmp_path: Path) -> None:
+    """With a podFailurePolicy, or this replacement policy, only what has ended is replaced."""
+    (job_set,) = [one for one in job("jobset", tmp_path) if one["kind"] == "JobSet"]
+    for inner in jobs_within(job_set):
+        assert "podFailurePolicy" not in inner["spec"]
+        assert inner["spec"].get("podReplacementPolicy") != "Failed"
+        for limit in ("backoffLimit", "backoffLimitPerIndex"):
+            assert inner["spec"][limit] == job_objects.NEVER
+
+
 def test_each_machine_and_controller_has_one_budget(everything: list[Object]) -> None:
     """Two would make every eviction fail, for good."""
     budgets = [one["spec"] for one in everything if one["kind"] == "PodDisruptionBudget"]
@@ -316,6 +326,20 @@ def test_the_dockerfile_is_clean() -> None:
     assert (done.returncode, done.stdout) == (0, "")
 
 
+SDK_METRICS = {
+    # As Temporal's SDK names them; seen of a worker whose workflow and activity failed.
+    "temporal_activity_execution_failed_total",
+    "temporal_workflow_task_execution_failed_total",
+}
+
+
+def asks_sdk(expression: str) -> bool:
+    """Whether an expression asks for what Temporal's SDK counts, by names that it has."""
+    used = set(re.findall(r"temporal_[a-z_]+", expression))
+    assert used <= SDK_METRICS, expression
+    return bool(used)
+
+
 def test_alerts_and_dashboard_ask_for_metrics_that_are_served() -> None:
     source = (ROOT / "workers/everstep/workers/metrics.py").read_text()
     served = set(re.findall(r"everstep_[a-z_]+", source))
@@ -329,5 +353,6 @@ def test_alerts_and_dashboard_ask_for_metrics_that_are_served() -> None:
     for expression in asked:
         used = set(re.findall(r"everstep_[a-z_]+", expression)) - {"everstep_job"}
         assert used <= served, expression
+        assert used or asks_sdk(expression) or "kube_" in expression or "up{" in expression
     for rule in rules:
         assert (ROOT / rule["annotations"]["runbook"]).exists(), rule["alert"]

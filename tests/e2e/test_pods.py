@@ -5,17 +5,23 @@ from __future__ import annotations
 import asyncio
 import base64
 import itertools
+import subprocess
+import sys
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 import yaml
+from prometheus_client.parser import text_string_to_metric_families
 from temporalio.client import Client
 
 from everstep.activities.archive import load_incidents
-from everstep.workers import handles
+from everstep.core.vocabulary import Rung
+from everstep.workers import handles, stopping
 from everstep.workers.cluster import install, places
 from everstep.workers.cluster.launch import job_objects_with, new_secret
 from everstep.workers.cluster.pod import Submission
@@ -23,15 +29,18 @@ from everstep.workers.cluster.submit import Target, job_input, submission
 from everstep.workers.local.folder import RunFolder
 from everstep.workers.payloads import DATA_CONVERTER
 from everstep.workers.starting import start_job
-from tests.e2e.local import EXAMPLE
+from tests.e2e.local import EXAMPLE, WAITER, clean_environment
 from tests.fakes.pods import Host, Object, Pod, hosting, templates
 from tests.fakes.servers import dev_server
 
 PATIENCE_S = 150.0
 
 
-def spec_file(folder: Path, kind: str) -> Path:
-    spec = {
+FAILS = "echo 'TypeError: this code does nothing'; exit 1\n"
+
+
+def spec_file(folder: Path, kind: str, **changes: object) -> Path:
+    spec: dict[str, object] = {
         "name": "gpt",
         "command": ["python", "train.py", "--steps", "40", "--step-time-s", "0.1"],
         "code": {"directory": str(EXAMPLE)},
@@ -42,6 +51,7 @@ def spec_file(folder: Path, kind: str) -> Path:
         "ladder": {"probation_steps": 1, "probation_s": 0.2},
         "safety": {"max_evicted_ratio": 1.0},
         "pods": {"image": "train:1", "kind": kind},
+        **changes,
     }
     file = folder / "job.yaml"
     file.write_text(yaml.safe_dump(spec))  # pyright: ignore[reportUnknownMemberType]
@@ -75,11 +85,19 @@ def start_everything(host: Host, objects: list[Object]) -> list[Pod]:
     ]
 
 
-def everything(folder: Path, kind: str, address: str) -> tuple[Submission, list[Object]]:
+def start_first(host: Host, objects: list[Object], component: str) -> Pod:
+    """One pod of a component, whose name no other one has."""
+    name, template, _ = next(templates(objects, component))
+    return host.start(template, f"{name}-{len(host.pods)}", "infra")
+
+
+def everything(
+    folder: Path, kind: str, address: str, **changes: object
+) -> tuple[Submission, list[Object]]:
     """A job, and all manifests of it and of its namespace."""
     wanted = install.Installation(temporal_address=address, temporal_namespace="default")
     target = Target(wanted.namespace, install.controller_image(wanted))
-    given = submission(spec_file(folder, kind), target)
+    given = submission(spec_file(folder, kind, **changes), target)
     return given, [*install.manifests(wanted), *job_objects_with(given, new_secret())]
 
 
@@ -90,17 +108,34 @@ def test_the_control_plane_is_ready_while_temporal_answers(tmp_path: Path) -> No
         _, objects = everything(tmp_path, "statefulset", address)
         with hosting(tmp_path, objects, {"EVERSTEP_CLUSTER": "local"}) as host:
             for component in ("controller", "analyzer"):
-                name, template, _ = next(templates(objects, component))
-                host.start(template, name, "infra")
+                start_first(host, objects, component)
             for pod in host.pods:
                 pod.wait_ready()
+            runs = host.claim("everstep-runs") / "jobs"
+            assert scrape(host.pods[0], (runs / ".metrics-token").read_text()) >= {
+                "temporal_num_pollers",
+                "temporal_worker_task_slots_available",
+            }
+            with pytest.raises(urllib.error.HTTPError, match="401"):
+                scrape(host.pods[0], "a guess")
             server.close()
             until(lambda: not any(pod.ready() for pod in host.pods), "nobody is ready any more")
             assert all(pod.process.poll() is None for pod in host.pods), "they wait for it"
+            late = [start_first(host, objects, kind) for kind in ("controller", "machine")]
+            until(lambda: all("no Temporal server" in pod.log.read_text() for pod in late), "tries")
             for pod in host.pods:
                 pod.process.terminate()
             for pod in host.pods:
-                assert pod.process.wait(pod.grace_s) == 0, "they end in time, whoever is away"
+                code = stopping.STOPPED if pod in late else 0
+                assert pod.process.wait(pod.grace_s) == code, "they end in time, whoever is away"
+
+
+def scrape(pod: Pod, token: str) -> set[str]:
+    """Names of what a controller's pod tells Prometheus."""
+    request = urllib.request.Request(f"http://{pod.address}:{places.METRICS_PORT}/metrics")
+    request.add_header("Authorization", f"Bearer {token}")
+    with urllib.request.urlopen(request, timeout=10) as answer:  # noqa: S310
+        return {f.name for f in text_string_to_metric_families(answer.read().decode())}
 
 
 @pytest.mark.soak
@@ -133,6 +168,59 @@ def test_a_job_trains_on_what_its_manifests_say(
             # Pods of a JobSet end with their job, and so free their GPUs.
             until(lambda: all(a.process.poll() == 0 for a in agents[1:]), "agents end")
         assert run.metrics.joinpath("token").read_text() == token(objects)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(400)
+def test_pods_go_back_to_the_version_before_and_on_to_another(
+    tmp_path: Path, temporal_address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both versions are sent when the job is submitted, a third one is put onto the volume."""
+    monkeypatch.setattr(places, "CODE", str(tmp_path / "code"))
+    versions = {"now": FAILS, "before": WAITER, "next": f"# Better.\n{WAITER}"}
+    for name, script in versions.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "waiter.sh").write_text(script)
+    given, objects = everything(
+        tmp_path,
+        "jobset",
+        temporal_address,
+        name="back",
+        command=["sh", "waiter.sh"],
+        code={"directory": "now", "previous": "before"},
+        standby={"count": 0},
+    )
+    with hosting(tmp_path, objects, {"EVERSTEP_CLUSTER": "local"}) as host:
+        start_everything(host, objects)
+        asyncio.run(start(temporal_address, given))
+        run = RunFolder(host.claim(given.spec.pods.volume_claim) / "jobs" / given.job)
+
+        def runs(attempt: int) -> bool:
+            return all((run.output / f"up-{rank}-{attempt}").exists() for rank in (0, 1))
+
+        until(lambda: runs(2), "the version before runs")
+        until(lambda: len(load_incidents(run.incidents)) == 1, "its incident is over")
+        (record,) = load_incidents(run.incidents)
+        assert [climb.rung for climb in record.climbs] == [Rung.ROLLBACK]
+        # As a person does in a controller's pod, where the volume is and the server is known.
+        update = ["hot-update", str(run.path), "--code", str(tmp_path / "next"), "--urgent"]
+        done = subprocess.run(
+            [sys.executable, "-m", "everstep.cli.main", *update],
+            env=clean_environment() | {"TEMPORAL_ADDRESS": temporal_address},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        until(lambda: runs(3), "the other version runs")
+        # One that is to go ends so that its Job brings another in its place.
+        going = start_first(host, objects, "machine")
+        going.wait_ready()
+        going.process.terminate()
+        assert going.process.wait(going.grace_s) == stopping.STOPPED
+        (run.output / "end").touch()
+        assert asyncio.run(ended(temporal_address, given.job)) == 2
+        assert [c.rung for c in load_incidents(run.incidents)[1].climbs] == [Rung.UPDATE]
 
 
 def token(objects: list[Object]) -> str:

@@ -323,3 +323,16 @@ async def test_the_set_of_standbys_grows_by_what_hangs(node: Node) -> None:
     await node.call(node.cluster.request_machines, more)
     assert await size() == 3, "both hang, one of them in the set"
     await where.api.delete(f"{sets}/everstep-{JOB}-standby", {})
+
+
+async def test_what_a_jobset_brings_in_place_of_what_hangs_is_enough(node: Node) -> None:
+    """A Job brings another pod as soon as one is being deleted, on a dead node too."""
+    request = MachineRequest(JOB, "run", 1, count=1, total=1, reason="one is lost")
+    await node.call(node.cluster.evict, node.evict)
+    silent = {"status": {"conditions": [{"type": "Ready", "status": "Unknown"}]}}
+    await node.where.api.patch(f"{node.path}/status", silent)
+    with pytest.raises(ApplicationError, match="0 of 1 pods are there") as caught:
+        await node.call(node.cluster.request_machines, request)
+    assert not caught.value.non_retryable
+    await node.where.make_pod("pod-1", everstep_dev__job=JOB, everstep_dev__role="training")
+    await node.call(node.cluster.request_machines, request)

@@ -16,8 +16,11 @@ import yaml
 from aiohttp import web
 from tests.conftest import free_port
 from tests.fakes.kube.server import kubeconfig
+from tests.unit.test_submit import write
 
 from everstep.activities.kube.connection import connected
+from everstep.spec.job import JobSpec
+from everstep.spec.load import read_spec
 from everstep.workers.cluster.doctor import look_at_cluster, look_at_ptrace
 from everstep.workers.cluster.finding import Finding, State
 
@@ -83,9 +86,14 @@ async def config(cluster: Cluster, tmp_path: Path) -> AsyncIterator[Path]:
     await runner.cleanup()
 
 
-async def look(config: Path) -> dict[str, Finding]:
+async def look(config: Path, spec: JobSpec | None = None) -> dict[str, Finding]:
     async with connected(str(config)) as connection:
-        return {one.item: one for one in await look_at_cluster(connection, "everstep")}
+        return {one.item: one for one in await look_at_cluster(connection, "everstep", spec)}
+
+
+def job(folder: Path, **pods: Any) -> JobSpec:
+    """Four machines of eight GPUs."""
+    return read_spec(write(folder, pods={"image": "train:1", **pods}))
 
 
 async def test_a_cluster_that_has_everything(cluster: Cluster, config: Path) -> None:
@@ -107,7 +115,6 @@ async def test_a_cluster_that_has_everything(cluster: Cluster, config: Path) -> 
     ("path", "item", "fix"),
     [
         (NAMESPACE, "namespace everstep", "everstep install --print"),
-        ("/apis/jobset.x-k8s.io/v1alpha2", "JobSet", "pods.kind: statefulset"),
         (
             "/apis/apps/v1/namespaces/everstep/deployments/everstep-controller",
             "controllers",
@@ -123,6 +130,47 @@ async def test_what_is_not_there_is_named_with_its_fix(
     found = (await look(config))[item]
     assert found.state is State.MISSING
     assert fix in found.fix
+
+
+async def test_what_only_some_jobs_need_is_judged_by_the_job(
+    cluster: Cluster, config: Path, tmp_path: Path
+) -> None:
+    del cluster.objects["/apis/jobset.x-k8s.io/v1alpha2"]
+    del cluster.objects["/apis/node.k8s.io/v1/runtimeclasses/nvidia"]
+    # Whether a job is to come that needs it, nobody has said.
+    said = await look(config)
+    assert {said[item].state for item in ("JobSet", "GPU runtime")} == {State.UNCLEAR}
+    assert "pods.kind: statefulset" in said["JobSet"].fix
+
+    cluster.asked.clear()
+    said = await look(config, job(tmp_path, runtime_class="nvidia"))
+    assert {item for item, one in said.items() if one.state is State.MISSING} == {
+        "JobSet",
+        "GPUs",
+        "GPU runtime",
+    }
+    assert "1 of 1 nodes offer 8, and the job has 4 machines" in said["GPUs"].detail
+    assert groups(cluster) == {"jobset.x-k8s.io"}
+
+    cluster.asked.clear()
+    without_gpus = {"nvidia.com/gpu": "0"}
+    said = await look(config, job(tmp_path, kind="statefulset", resources=without_gpus))
+    assert {one.state for one in said.values()} == {State.OK, State.UNCLEAR}
+    assert said["GPU runtime"].state is State.UNCLEAR
+    assert groups(cluster) == {"apps"}
+
+
+def groups(cluster: Cluster) -> set[str]:
+    """API groups of which whoever submits was asked for sets of pods."""
+    asked = [body["spec"] for body in cluster.asked if "user" not in body["spec"]]
+    sets = ("statefulsets", "jobsets")
+    attributes = [spec["resourceAttributes"] for spec in asked]
+    return {one["group"] for one in attributes if one["resource"] in sets}
+
+
+async def test_the_volume_is_the_jobs(config: Path, tmp_path: Path) -> None:
+    said = await look(config, job(tmp_path, volume_claim="scratch"))
+    assert "no claim scratch" in said["volume of runs"].detail
 
 
 async def test_a_right_that_is_lacking_is_named(cluster: Cluster, config: Path) -> None:

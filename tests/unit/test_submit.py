@@ -97,11 +97,62 @@ def test_what_is_in_the_history_holds_no_environment(tmp_path: Path) -> None:
 
 def test_code_that_lies_there_already_is_not_sent(tmp_path: Path) -> None:
     given = submission(write(tmp_path), Target("training", "controller:1", "/opt/code"))
-    assert (given.parcel, given.code_directory) == (None, "/opt/code")
+    assert (given.parcels, given.code_directory) == ((), "/opt/code")
     found = objects(given, b"s", "t")
     assert by_kind(found, "ConfigMap") == []
     other = submission(write(tmp_path), Target("training", "controller:1", "/opt/code", "train:2"))
     assert given.version != other.version, "another image may hold other code"
+
+
+def write_before(folder: Path, script: str) -> Path:
+    """A spec that names a version before."""
+    (folder / "before").mkdir(exist_ok=True)
+    (folder / "before" / "train.py").write_text(script)
+    return write(folder, code={"directory": "code", "previous": "before"})
+
+
+@pytest.mark.parametrize("code_at", ["", "/opt/code"])
+def test_the_version_before_is_sent_along(code_at: str, tmp_path: Path) -> None:
+    given = submission(
+        write_before(tmp_path, "print(0)\n"), Target("training", "controller:1", code_at)
+    )
+    (earlier,) = job_input(given, from_scratch=False).earlier_code
+    assert earlier.directory == f"/everstep/code/{earlier.version}"
+    assert not earlier.proven
+    found = objects(given, b"s", "t")
+    names = {one["metadata"]["name"] for one in by_kind(found, "ConfigMap")}
+    sent = {earlier.version} if code_at else {earlier.version, given.version}
+    assert names == {f"everstep-gpt-code-{version}" for version in sent}
+    (job_set,) = by_kind(found, "JobSet")
+    template = job_set["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]
+    unpacked = {
+        one["command"][-1]: one["command"][-2] for one in template["spec"]["initContainers"]
+    }
+    assert unpacked == {version: f"/everstep/code/{version}" for version in sent}
+    (tmp_path / "before" / "train.py").write_text("print(1.5)\n")
+    other = submission(tmp_path / "job.yaml", Target("training", "controller:1", code_at))
+    assert submitted(other) != submitted(given)
+
+
+def test_the_same_code_is_no_version_before(tmp_path: Path) -> None:
+    given = submission(write_before(tmp_path, "print(1)\n"), TARGET)
+    assert job_input(given, from_scratch=False).earlier_code == ()
+    assert len(given.parcels) == 1
+
+
+def test_a_mistake_in_the_version_before_is_named_as_its(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"code\.previous: train\.py, line 1"):
+        submission(write_before(tmp_path, "print(\n"), TARGET)
+
+
+def test_what_prepares_a_version_reaches_the_agents(tmp_path: Path) -> None:
+    source = {"directory": "code", "prepare": ["make"], "prepare_timeout_s": 9.0}
+    given = submission(write(tmp_path, code=source), TARGET)
+    (secret,) = by_kind(objects(given, b"s", "t"), "Secret")
+    file = tmp_path / "spec.yaml"
+    file.write_bytes(base64.b64decode(secret["data"]["spec.yaml"]))
+    told = read_spec(file).code
+    assert (told.prepare, told.prepare_timeout_s) == (("make",), 9.0)
 
 
 def test_other_code_is_another_submission(tmp_path: Path) -> None:
@@ -120,7 +171,7 @@ def test_other_code_is_another_submission(tmp_path: Path) -> None:
         ({"code": {"directory": "nowhere"}}, "--code-at"),
         ({"command": ["python", "other.py"]}, "there is no other.py in it"),
         ({"checkpoint": {"storage": {"path": "ckpt", "every_s": 60}}}, "checkpoint.storage.path"),
-        ({"code": {"directory": "code", "previous": "code"}}, "code.previous"),
+        ({"code": {"directory": "code", "previous": "nowhere"}}, "code.previous"),
         ({"pods": {"image": "a", "resources": {"memory": "lots"}}}, "no quantity"),
         ({"pods": {"image": "a", "kind": "deployment"}}, "pods.kind"),
     ],

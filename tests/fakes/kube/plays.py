@@ -77,6 +77,7 @@ class Plays:
     async def lose(self, node: str) -> None:
         """Cut a node's power: its processes are gone, and nobody there says or does anything."""
         self.dead.add(node)
+        self.where.silent.add(node)
         for run in [run for run in self.running.values() if run.node == node]:
             kill_all(run.process.pid)
         unknown = {"type": "Ready", "status": "Unknown", "reason": "NodeStatusUnknown"}

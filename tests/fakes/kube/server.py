@@ -21,6 +21,7 @@ from typing import Any
 
 from aiohttp import web
 
+from everstep.core.kubernetes.objects import part
 from tests.fakes.kube.eviction import check_uid, delete_pod, evict
 from tests.fakes.kube.faults import Call, Fault, Faults, Kind, Right
 from tests.fakes.kube.patches import (
@@ -37,10 +38,12 @@ HOST = "127.0.0.1"
 CERTIFICATE = Path(__file__).with_name("ca.pem")
 CLUSTER_WIDE = {"nodes", "namespaces"}
 WITH_STATUS = {"pods", "nodes", "poddisruptionbudgets", "statefulsets", "namespaces", "jobsets"}
+NAMESPACES = ("default", "kube-system", "kube-node-lease")
 KINDS = {
     "pods": "Pod",
     "nodes": "Node",
     "namespaces": "Namespace",
+    "leases": "Lease",
     "poddisruptionbudgets": "PodDisruptionBudget",
     "serviceaccounts": "ServiceAccount",
     "statefulsets": "StatefulSet",
@@ -75,6 +78,8 @@ class KubeServer:
 
     def __init__(self, bookmarks: bool = False) -> None:
         self.store = Store()
+        for name in NAMESPACES:
+            self.store.create(Key("/api/v1", "namespaces", "", name), {"spec": {}, "status": {}})
         self.faults = Faults()
         self.calls: set[Call] = set()
         self.rights: dict[str, frozenset[Right]] = {}
@@ -163,6 +168,7 @@ class KubeServer:
             body = {**body, "status": {"phase": "Pending", "qosClass": "BestEffort"}}
         elif key.resource in ("nodes", "namespaces"):
             body = {"spec": {}, "status": {}, **body}
+        _check_times(key, body)
         return self.store.create(Key(key.prefix, key.resource, key.namespace, name), body)
 
     def _bind(self, key: Key, body: Json) -> None:
@@ -211,6 +217,7 @@ class KubeServer:
         return self._keep(target, before, body)
 
     def _keep(self, target: Target, before: Json, after: Json) -> Json:
+        _check_times(target.key, after)
         fixed = ("uid", "creationTimestamp", "resourceVersion", "name", "namespace")
         known = {field: before["metadata"][field] for field in fixed if field in before["metadata"]}
         after = {**after, "metadata": {**after["metadata"], **known}}
@@ -371,6 +378,13 @@ def _check_version(key: Key, before: Json, wanted: str | None) -> None:
             " object has been modified; please apply your changes to the latest version and try"
             " again"
         )  # fmt: skip
+
+
+def _check_times(key: Key, item: Json) -> None:
+    """A MicroTime without a fraction is none."""
+    renewed = str(part(item, "spec").get("renewTime", ".")) if key.resource == "leases" else "."
+    if "." not in renewed:
+        raise ApiError(400, "BadRequest", f'cannot parse "{renewed}" as a MicroTime')
 
 
 def _scale(item: Json) -> Json:

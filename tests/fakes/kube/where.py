@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -9,6 +10,7 @@ import uuid
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 
 import yaml
@@ -20,6 +22,9 @@ from tests.fakes.kube.patches import Json
 from tests.fakes.kube.server import KubeServer, kubeconfig, serving
 
 NODES = "/api/v1/nodes"
+LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
+RENEW_EVERY_S = 5.0
+"""Half as often as a kubelet does; a cluster's controllers give up on a node after 40 s."""
 RBAC = Path(__file__).resolve().parents[3] / "deploy" / "base" / "rbac.yaml"
 CONTROLLER = "everstep-controller"
 ANALYZER = "everstep-analyzer"
@@ -35,6 +40,7 @@ class Where:
         namespace: Name.
         server: The fake; None where it is a real one.
         nodes: Names of nodes that were made here.
+        silent: Those of them whose kubelet says nothing any more.
     """
 
     api: Connection
@@ -42,6 +48,7 @@ class Where:
     namespace: str
     server: KubeServer | None
     nodes: list[str] = field(default_factory=list[str])
+    silent: set[str] = field(default_factory=set[str])
 
     def of_user(self, user: str) -> Path:
         """A kubeconfig of somebody whose rights are those that the manifests give.
@@ -64,13 +71,24 @@ class Where:
     async def make_node(self, name: str, **labels: str) -> str:
         """A node that is ready; its name, which is nobody else's."""
         name = f"{self.namespace}-{name}"
-        await self.api.post(NODES, {"metadata": {"name": name, "labels": labels}})
+        made = await self.api.post(NODES, {"metadata": {"name": name, "labels": labels}})
         self.nodes.append(name)
+        owner = {"apiVersion": "v1", "kind": "Node", "name": name, "uid": made["metadata"]["uid"]}
+        lease = {"metadata": {"name": name, "ownerReferences": [owner]}, "spec": _held_by(name)}
+        await self.api.post(LEASES, lease)
         ready = {"type": "Ready", "status": "True", "reason": "KubeletReady"}
         await self.api.patch(f"{NODES}/{name}/status", {"status": {"conditions": [ready]}})
         # A real server taints new nodes until their kubelet is heard.
         await self.api.patch(f"{NODES}/{name}", {"spec": {"taints": None}})
         return name
+
+    async def renew_leases(self) -> None:
+        """Be heard for all nodes, for ever: a cluster takes those for dead that are not."""
+        while True:
+            for name in [name for name in self.nodes if name not in self.silent]:
+                with contextlib.suppress(EverstepError):
+                    await self.api.patch(f"{LEASES}/{name}", {"spec": _held_by(name)})
+            await asyncio.sleep(RENEW_EVERY_S)
 
     async def make_pod(
         self, name: str, node: str = "", running: bool = False, **labels: str
@@ -87,6 +105,12 @@ class Where:
             status = {"phase": "Running", "conditions": [ready]}
             pod = await self.api.patch(f"{self.pods}/{name}/status", {"status": status})
         return pod
+
+
+def _held_by(node: str) -> Json:
+    # The server wants the fraction of a second, also where it is nought.
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    return {"holderIdentity": node, "leaseDurationSeconds": 40, "renewTime": now}
 
 
 def rights_of(account: str) -> frozenset[Right]:
@@ -131,9 +155,12 @@ async def anywhere(folder: Path) -> AsyncGenerator[Where]:
         accounts = f"/api/v1/namespaces/{where.namespace}/serviceaccounts"
         with contextlib.suppress(EverstepError):
             await api.post(accounts, {"metadata": {"name": "default"}})
+        heard = asyncio.create_task(where.renew_leases())
         try:
             yield where
         finally:
+            heard.cancel()
+            await asyncio.wait([heard])
             await _clean(where)
 
 
@@ -146,5 +173,7 @@ async def _clean(where: Where) -> None:
     for name in where.nodes:
         with contextlib.suppress(EverstepError):
             await where.api.delete(f"{NODES}/{name}", {})
+        with contextlib.suppress(EverstepError):
+            await where.api.delete(f"{LEASES}/{name}", {})
     with contextlib.suppress(EverstepError):
         await where.api.delete(f"/api/v1/namespaces/{where.namespace}", {})

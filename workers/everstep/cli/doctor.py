@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -13,6 +14,8 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from everstep.cli.console import out
+from everstep.spec.job import JobSpec
+from everstep.spec.load import read_spec
 from everstep.workers.cluster import doctor
 from everstep.workers.cluster.finding import Finding, State
 from everstep.workers.cluster.install import BASE_NAMESPACE
@@ -23,11 +26,16 @@ COLOURS = {State.OK: "green", State.MISSING: "red", State.UNCLEAR: "yellow"}
 
 
 def doctor_command(
+    spec_file: Annotated[
+        Path | None,
+        typer.Argument(metavar="[SPEC]", help="Only what this job needs; else what any may need."),
+    ] = None,
     namespace: Annotated[str, typer.Option(help="Where jobs go.")] = BASE_NAMESPACE,
     json_: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Say what this cluster lacks, and how to mend it; ends with 1 when anything is missing."""
-    found = asyncio.run(_look(namespace))
+    spec = None if spec_file is None else read_spec(spec_file)
+    found = asyncio.run(_look(namespace, spec))
     if json_:
         out.print_json(json.dumps([asdict(one) for one in found]))
     else:
@@ -36,9 +44,9 @@ def doctor_command(
         raise typer.Exit(1)
 
 
-async def _look(namespace: str) -> list[Finding]:
+async def _look(namespace: str, spec: JobSpec | None) -> list[Finding]:
     async with cluster() as connection:
-        in_cluster = await doctor.look_at_cluster(connection, namespace)
+        in_cluster = await doctor.look_at_cluster(connection, namespace, spec)
     return [*in_cluster, *await look_at_temporal(), doctor.look_at_ptrace()]
 
 

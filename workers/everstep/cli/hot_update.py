@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import json
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -16,6 +15,7 @@ from temporalio.client import WorkflowHandle
 from everstep.cli.asking import PATIENCE_S, ask
 from everstep.cli.console import out
 from everstep.cli.find import RunArgument, find_run, use_server_of
+from everstep.cli.person import person
 from everstep.core.errors import InputError
 from everstep.core.updates import UpdateState, outcome
 from everstep.workers import handles, runtime
@@ -74,9 +74,7 @@ def hot_update_command(
     if not code and not wanted:
         raise InputError("--code, --set", "nothing would change", "Give one of them.")
     directory = str(take_update(folder, code)) if code else ""
-    request = UpdateRequest(
-        getpass.getuser(), directory, tuple(wanted), reason, urgent, window_s=window_s
-    )
+    request = UpdateRequest(person(), directory, tuple(wanted), reason, urgent, window_s=window_s)
 
     async def send(handle: _Handle) -> tuple[UpdateAnswer, JobStatus]:
         answer = await handle.execute_update(RunJob.hot_update, request)  # pyright: ignore[reportUnknownMemberType]
@@ -122,7 +120,7 @@ def updates_command(
 
 def _cancel(folder: RunFolder, number: int) -> None:
     use_server_of(folder)
-    wish = Cancellation(number, getpass.getuser())
+    wish = Cancellation(number, person())
 
     async def withdraw(handle: _Handle) -> None:
         await handle.execute_update(RunJob.cancel_update, wish)  # pyright: ignore[reportUnknownMemberType]

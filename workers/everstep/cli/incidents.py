@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import getpass
 import itertools
 import json
 from collections.abc import Iterator, Sequence
@@ -23,6 +22,7 @@ from everstep.cli import html_page, incident_html
 from everstep.cli.asking import PATIENCE_S, ask
 from everstep.cli.console import complain, out
 from everstep.cli.find import RunArgument, RunOption, find_run, use_server_of
+from everstep.cli.person import person
 from everstep.cli.stack_view import show_grid
 from everstep.core.errors import EverstepError, InputError, TransientError
 from everstep.core.record import IncidentRecord, StackRecord, TimelineEntry
@@ -145,7 +145,7 @@ def _answer(incident: int, run: Path | None, note: str, yes: bool) -> str:
         )
     use_server_of(folder)
     job = folder.job()
-    decision = Decision(yes, getpass.getuser(), note, record.missing)
+    decision = Decision(yes, person(), note, record.missing)
     # One that was closed since then.
     over = InputError(f"incident {incident}", "it is over", "See: everstep incidents.")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import getpass
 import time
 from pathlib import Path
 from typing import Annotated
@@ -12,6 +11,7 @@ import typer
 
 from everstep.activities.webhook import Webhook
 from everstep.cli.console import out
+from everstep.cli.person import person
 from everstep.core.errors import InputError
 from everstep.core.vocabulary import Symptom
 from everstep.spec.load import load_spec
@@ -39,7 +39,7 @@ def page_command(
         reason=reason,
         symptom=Symptom.CODE_DATA_ADJUSTMENT,
         machines=(),
-        story=(f"sent by {getpass.getuser()}",),
+        story=(f"sent by {person()}",),
         format=job.safety.webhook_format,
     )
     asyncio.run(Webhook(settings.secrets()).post(order))

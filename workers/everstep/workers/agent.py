@@ -123,7 +123,7 @@ async def main(name: str) -> int:
     secret = given.secret()
     health = Health()
     await health.listen(given.host, given.health_port)
-    client = await runtime.connect()
+    client = await stopping.unless_stopped(stop, runtime.connect())
     reporter = Reporter(client, spec.name)
     monitor: Monitor | None = None
     telemetry = TelemetryClient(
@@ -152,6 +152,7 @@ async def main(name: str) -> int:
     senses_task: asyncio.Task[None] | None = None
     traces = TraceActivities(name, machine, EvidenceStore(given.evidence_url()))
     RunFolder(given.run_directory).output.mkdir(parents=True, exist_ok=True)
+    job_is_over = False
     try:
         await machine.open()
         if given.watches_machine():
@@ -163,7 +164,7 @@ async def main(name: str) -> int:
         ended = runtime.job_ended(client, spec.name) if given.ends_with_job else None
         async with registry.agent(client, spec.name, name, machine, traces) as worker:
             health.ready = polling(client, worker)
-            await stopping.until_stopped(stop, ended)
+            job_is_over = await stopping.until_stopped(stop, ended)
             await telemetry.farewell()
             await machine.close()
     finally:
@@ -173,7 +174,8 @@ async def main(name: str) -> int:
         await machine.close()
         await asyncio.wait([telemetry_task], timeout=FAREWELL_PATIENCE_S)
         reporter_task.cancel()
-    return 0
+    # A Job takes a pod that ends well for done, and never brings another in its place.
+    return stopping.STOPPED if given.ends_with_job and not job_is_over else 0
 
 
 if __name__ == "__main__":

@@ -143,7 +143,7 @@ async def main() -> int:
     votes = spec.detection.votes()
     slow = None if votes is None else SlowSense(spec.layout(), votes)
     senses = JobSenses(job_limits(spec), slow)
-    client = await runtime.connect()
+    client = await stopping.unless_stopped(stop, runtime.connect())
     reporter = Reporter(client, spec.name)
 
     def on_alerts(alerts: Sequence[Alert]) -> None:

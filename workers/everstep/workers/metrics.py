@@ -210,7 +210,9 @@ def serve(collector: Collector, given: WorkerSettings, job: str, process: str) -
     except OSError as error:
         where = f"{PREFIX}METRICS_PORT {given.metrics_port}"
         raise InputError(where, str(error), "Give each process a port of its own, or 0.") from error
-    server.announce(RunFolder(given.run_directory).metrics, job, process, token)
+    # Pods of one volume share a group, and Prometheus is in it.
+    mode = 0o640 if given.cluster == "kubernetes" else 0o600
+    server.announce(RunFolder(given.run_directory).metrics, job, process, token, mode)
 
 
 class MetricsServer:
@@ -241,12 +243,12 @@ class MetricsServer:
         self.host, self.port = address[0], self._server.server_port
         threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True).start()
 
-    def announce(self, folder: Path, job: str, process: str, token: str) -> None:
-        """Write the token and the target into a folder, for Prometheus to find."""
+    def announce(self, folder: Path, job: str, process: str, token: str, mode: int = 0o600) -> None:
+        """Write the token, readable by whom the mode says, and the target into a folder."""
         folder.mkdir(parents=True, exist_ok=True)
         labels = {"everstep_job": job, "process": process}
         target = {"targets": [f"{self.host}:{self.port}"], "labels": labels}
-        _write(folder / "token", token, 0o600)
+        _write(folder / "token", token, mode)
         _write(folder / f"{process}.json", json.dumps([target]), 0o644)
 
     def close(self) -> None:

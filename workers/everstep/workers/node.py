@@ -94,7 +94,7 @@ async def main() -> int:
     given = settings.read(settings.NodeSettings)
     health = Health()
     await health.listen("127.0.0.1", given.health_port)
-    client = await runtime.connect()
+    client = await stopping.unless_stopped(stop, runtime.connect())
     reporters: dict[str, tuple[Reporter, asyncio.Task[None]]] = {}
 
     def put(job: str, alert: Alert) -> None:

@@ -12,11 +12,13 @@ from typing import Any, NoReturn
 
 from temporalio.client import Client, WorkflowExecutionStatus
 from temporalio.envconfig import ClientConfig
+from temporalio.runtime import Runtime
 from temporalio.service import RPCError
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxRestrictions
 
 from everstep.core import names
 from everstep.core.errors import EverstepError, InputError, TransientError
+from everstep.workers import stopping
 from everstep.workers.payloads import DATA_CONVERTER
 from everstep.workflows.incident import ResolveIncident
 from everstep.workflows.job import RunJob
@@ -61,11 +63,12 @@ def workflow_runner() -> SandboxedWorkflowRunner:
     return SandboxedWorkflowRunner(restrictions=restrictions)
 
 
-async def connect(patience_s: float = float("inf")) -> Client:
+async def connect(patience_s: float = float("inf"), native: Runtime | None = None) -> Client:
     """Connect to the server that Temporal's standard environment configuration names.
 
     Args:
         patience_s: How long to go on trying while nobody answers.
+        native: The SDK's own runtime; None for the one that all share.
 
     Raises:
         InputError: The configuration cannot be read.
@@ -85,7 +88,7 @@ async def connect(patience_s: float = float("inf")) -> Client:
         try:
             # An address that swallows packets gives no answer for ever.
             async with asyncio.timeout_at(deadline_s):
-                return await Client.connect(**config, data_converter=DATA_CONVERTER)
+                return await Client.connect(**config, data_converter=DATA_CONVERTER, runtime=native)
         except TimeoutError as error:
             where = config.get("target_host", "the default address")
             raise TransientError(f"no Temporal server answers at {where} ({said})") from error
@@ -126,6 +129,8 @@ def run_process(main: Coroutine[Any, Any, int]) -> NoReturn:
     code = 1
     try:
         code = asyncio.run(main)
+    except stopping.StoppedError:
+        code = stopping.STOPPED
     except EverstepError as error:
         logging.getLogger("everstep").critical("%s", error)
         code = 2

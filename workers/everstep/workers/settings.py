@@ -42,6 +42,12 @@ class ProcessSettings(BaseModel):
     namespace: str = Field(
         default="default", description="Kubernetes namespace of the job's pods.", min_length=1
     )
+    metrics_port: int | None = Field(
+        default=None,
+        description="Port of Prometheus metrics, 0 for any that is free; not given: none.",
+        ge=0,
+        lt=65536,
+    )
     health_port: int | None = Field(
         default=None,
         description="Port of /healthz and /readyz, 0 for any that is free; not given: none.",
@@ -110,12 +116,6 @@ class WorkerSettings(ProcessSettings):
     code_directory: Path = Field(description="Where the code version lies on this machine.")
     telemetry_host: str = Field(default="127.0.0.1", description="Where the analyzer listens.")
     telemetry_port: int = Field(description="Port of the analyzer.", gt=0, lt=65536)
-    metrics_port: int | None = Field(
-        default=None,
-        description="Port of Prometheus metrics, 0 for any that is free; not given: none.",
-        ge=0,
-        lt=65536,
-    )
     senses: bool | None = Field(
         default=None,
         description=(

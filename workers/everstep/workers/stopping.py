@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 from collections.abc import Coroutine
+from typing import Any, TypeVar
 
 from everstep.agent.process import die_with
+
+T = TypeVar("T")
+
+
+STOPPED = 143
+"""Exit code of who was told to end before its work has: as shells have it for SIGTERM."""
+
+
+class StoppedError(Exception):
+    """This process was told to stop before it had begun its work."""
 
 
 def die_with_parent() -> None:
@@ -19,22 +31,44 @@ def die_with_parent() -> None:
         die_with(parent)
 
 
-async def until_stopped(stop: asyncio.Event, other: Coroutine[None, None, None] | None) -> None:
+async def unless_stopped(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T:
+    """What must be there before a process can work: a server that answers, say.
+
+    Raises:
+        StoppedError: A stop was requested before.
+        Exception: What the work raised.
+    """
+    stopped, done = asyncio.ensure_future(stop.wait()), asyncio.ensure_future(work)
+    await asyncio.wait([stopped, done], return_when=asyncio.FIRST_COMPLETED)
+    stopped.cancel()
+    if done.done():
+        return done.result()
+    done.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await done
+    raise StoppedError
+
+
+async def until_stopped(stop: asyncio.Event, other: Coroutine[None, None, None] | None) -> bool:
     """Wait until a stop is requested, or something else comes to its end.
+
+    Returns:
+        Whether the other has ended.
 
     Raises:
         Exception: What the other raised.
     """
     if other is None:
         await stop.wait()
-        return
+        return False
     stopped, ended = asyncio.ensure_future(stop.wait()), asyncio.ensure_future(other)
     await asyncio.wait([stopped, ended], return_when=asyncio.FIRST_COMPLETED)
     stopped.cancel()
     if ended.done():
         ended.result()
-    else:
-        ended.cancel()
+        return True
+    ended.cancel()
+    return False
 
 
 def stop_requested() -> asyncio.Event:

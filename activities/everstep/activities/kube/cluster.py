@@ -260,7 +260,12 @@ class KubernetesCluster(ClusterPort):
         if not await self._show(info, ROLE_EVICTED, None, incident):
             return Evicted()
         faultpoint.reached("evict_after_intent")
-        answer = await self.evict_pod(_pod_name(info), info.pod_uid)
+        try:
+            answer = await self.evict_pod(_pod_name(info), info.pod_uid)
+        except ChangedError:
+            if await self._is_there(_pod_name(info), info.pod_uid):
+                raise
+            answer = Evicted()
         faultpoint.reached("evict_after_eviction")
         return answer
 
@@ -268,6 +273,7 @@ class KubernetesCluster(ClusterPort):
         """Ask for the eviction of this very pod.
 
         Raises:
+            ChangedError: Another pod has the name by now, or the server asks to try again.
             EverstepError: As requests do.
         """
         body = {
@@ -282,9 +288,6 @@ class KubernetesCluster(ClusterPort):
             return Evicted()
         except BudgetError as error:
             return Evicted(waiting=f"pod {name}: {error}")
-        except ChangedError:
-            if await self._is_there(name, uid):
-                raise
         return Evicted()
 
     async def _is_there(self, name: str, uid: str) -> bool:

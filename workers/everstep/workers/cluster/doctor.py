@@ -7,22 +7,32 @@ from typing import TYPE_CHECKING, Any
 
 from everstep.core.errors import EverstepError, PermanentError
 from everstep.workers.cluster import rights
-from everstep.workers.cluster.finding import Finding, missing, ok, unclear
+from everstep.workers.cluster.finding import Finding, State, missing, ok, unclear
 
 if TYPE_CHECKING:
     from everstep.activities.kube.connection import Connection
+    from everstep.spec.job import JobSpec
 
 Object = dict[str, Any]
 
 AGAIN = "Try again; look at the API server's own health."
 JOBSET = "/apis/jobset.x-k8s.io/v1alpha2"
-RUNTIME_CLASS = "/apis/node.k8s.io/v1/runtimeclasses/nvidia"
+RUNTIME_CLASSES = "/apis/node.k8s.io/v1/runtimeclasses"
 GPU = "nvidia.com/gpu"
+RUNS = "everstep-runs"
 YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
 
 
-async def look_at_cluster(connection: Connection, namespace: str) -> list[Finding]:
-    """Everything that the API server can tell."""
+async def look_at_cluster(
+    connection: Connection, namespace: str, spec: JobSpec | None = None
+) -> list[Finding]:
+    """Everything that the API server can tell.
+
+    Args:
+        connection: To it.
+        namespace: Where jobs go.
+        spec: The job that is to run there; without one, what only some jobs need is no lack.
+    """
     try:
         version = await connection.get("/version")
     except EverstepError as error:
@@ -32,13 +42,17 @@ async def look_at_cluster(connection: Connection, namespace: str) -> list[Findin
     home = f"/api/v1/namespaces/{namespace}"
     installed = await _find(connection, home)
     found.append(_namespace(namespace, installed))
-    jobset = await _job_set(connection)
+    jobset = await _job_set(connection, spec)
     found.append(jobset)
-    found += await rights.look(connection, namespace, jobset.state.value == "ok")
+    uses_job_sets = jobset.state is State.OK if spec is None else spec.pods.kind == "jobset"
+    found += await rights.look(connection, namespace, uses_job_sets)
     found.append(_controllers(await _find(connection, _deployment(namespace))))
-    found.append(_volume(await _find(connection, f"{home}/persistentvolumeclaims/everstep-runs")))
-    found.append(await _gpus(connection))
-    found.append(_runtime_class(await _find(connection, RUNTIME_CLASS)))
+    claim = RUNS if spec is None else spec.pods.volume_claim
+    found.append(_volume(claim, await _find(connection, f"{home}/persistentvolumeclaims/{claim}")))
+    found.append(await _gpus(connection, spec))
+    wanted = None if spec is None else spec.pods.runtime_class
+    name = wanted or "nvidia"
+    found.append(_runtime_class(name, wanted, await _find(connection, f"{RUNTIME_CLASSES}/{name}")))
     return found
 
 
@@ -100,17 +114,19 @@ def _namespace(name: str, found: Found) -> Finding:
     return ok(item, "is there, and takes training pods")
 
 
-async def _job_set(connection: Connection) -> Finding:
+async def _job_set(connection: Connection, spec: JobSpec | None) -> Finding:
+    if spec is not None and spec.pods.kind != "jobset":
+        return ok("JobSet", "the job does not need it: StatefulSets keep its pods")
     found = await _find(connection, JOBSET)
     if isinstance(found, EverstepError):
         return _unclear("JobSet", found)
-    if found is None:
-        return missing(
-            "JobSet",
-            "its CRD is not installed",
-            "Install it (jobset.sigs.k8s.io); or set pods.kind: statefulset in specs.",
-        )
-    return ok("JobSet", "its CRD is installed")
+    if found is not None:
+        return ok("JobSet", "its CRD is installed")
+    fix = "Install it (jobset.sigs.k8s.io); or set pods.kind: statefulset in specs."
+    if spec is not None:
+        return missing("JobSet", "its CRD is not installed", fix)
+    said = "its CRD is not installed, which jobs of pods.kind: jobset need"
+    return unclear("JobSet", said, f"{fix} For one job: everstep doctor SPEC.")
 
 
 def _controllers(found: Found) -> Finding:
@@ -125,16 +141,17 @@ def _controllers(found: Found) -> Finding:
     return ok("controllers", f"{ready} of {wanted} are ready")
 
 
-def _volume(found: Found) -> Finding:
+def _volume(claim: str, found: Found) -> Finding:
     item = "volume of runs"
     if isinstance(found, EverstepError):
         return _unclear(item, found)
     if found is None:
-        return missing(item, "there is no claim everstep-runs", f"Run: {rights.INSTALL}")
+        fix = f"Run: {rights.INSTALL}" if claim == RUNS else "Make it, or name another."
+        return missing(item, f"there is no claim {claim}", fix)
     phase = found.get("status", {}).get("phase")
     if phase != "Bound":
-        fix = "Name a storage class that offers it: kubectl describe pvc everstep-runs."
-        return missing(item, f"the claim everstep-runs is {phase}", fix)
+        fix = f"Name a storage class that offers it: kubectl describe pvc {claim}."
+        return missing(item, f"the claim {claim} is {phase}", fix)
     modes = found["spec"].get("accessModes", [])
     if "ReadWriteMany" not in modes:
         fix = "Fine on one node; else claim it ReadWriteMany."
@@ -142,8 +159,11 @@ def _volume(found: Found) -> Finding:
     return ok(item, "is bound, for many nodes")
 
 
-async def _gpus(connection: Connection) -> Finding:
+async def _gpus(connection: Connection, spec: JobSpec | None) -> Finding:
     item = "GPUs"
+    wanted = 1 if spec is None else _gpus_of(spec)
+    if not wanted:
+        return ok(item, "the job asks for none")
     found = await _find(connection, "/api/v1/nodes")
     if isinstance(found, EverstepError):
         return _unclear(item, found)
@@ -155,17 +175,35 @@ async def _gpus(connection: Connection) -> Finding:
             f"none of {len(nodes)} nodes offers {GPU}",
             "Install NVIDIA's device plugin; for none, set pods.resources: {nvidia.com/gpu: '0'}.",
         )
+    enough = sum(number >= wanted for number in offered)
+    if spec is not None and enough < spec.machines and not spec.pods.share_nodes:
+        return missing(
+            item,
+            f"{enough} of {len(nodes)} nodes offer {wanted}, and the job has {spec.machines}"
+            " machines",
+            "Add nodes; or change machines and gpus_per_machine.",
+        )
     return ok(item, f"{sum(offered)} on {sum(map(bool, offered))} of {len(nodes)} nodes")
 
 
-def _runtime_class(found: Found) -> Finding:
+def _gpus_of(spec: JobSpec) -> int:
+    """GPUs that each of a job's pods asks for."""
+    given = spec.pods.resources.get(GPU)
+    return int(given) if given is not None and given.isdigit() else spec.gpus_per_machine
+
+
+def _runtime_class(name: str, wanted: str | None, found: Found) -> Finding:
     item = "GPU runtime"
     if isinstance(found, EverstepError):
         return _unclear(item, found)
-    if found is None:
-        return unclear(
-            item,
-            "there is no RuntimeClass nvidia",
-            "Fine where it is the nodes' default runtime; else install the GPU operator.",
-        )
-    return ok(item, "RuntimeClass nvidia is there: set pods.runtime_class to it")
+    if found is not None:
+        told = "as the job names it" if wanted else "set pods.runtime_class to it"
+        return ok(item, f"RuntimeClass {name} is there: {told}")
+    if wanted:
+        fix = "Install the GPU operator; or leave pods.runtime_class out."
+        return missing(item, f"there is no RuntimeClass {name}, which the job names", fix)
+    return unclear(
+        item,
+        f"there is no RuntimeClass {name}",
+        "Fine where it is the nodes' default runtime; else install the GPU operator.",
+    )

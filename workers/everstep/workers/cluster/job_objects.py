@@ -15,6 +15,7 @@ import yaml
 from everstep.core import kubernetes_names as words
 from everstep.spec.job import JobSpec
 from everstep.workers.cluster import places
+from everstep.workers.cluster.parcel import Parcel
 from everstep.workers.cluster.pod import (
     Object,
     Submission,
@@ -39,8 +40,7 @@ def objects(given: Submission, secret: bytes, token: str) -> list[Object]:
         token: What a scraper of metrics has to show.
     """
     made = [_job_secret(given, secret, token)]
-    if given.parcel is not None:
-        made.append(_code(given, given.parcel))
+    made += [_code(given, parcel) for parcel in given.parcels]
     made += [*_policies(given), _analyzer_service(given), _machine_service(given)]
     made += [_budget(given), _analyzer(given)]
     made += [_job_set(given)] if given.spec.pods.kind == "jobset" else _stateful_sets(given)
@@ -51,10 +51,10 @@ def objects(given: Submission, secret: bytes, token: str) -> list[Object]:
 
 def submitted(given: Submission) -> str:
     """Digest of all that a person may change between two submissions of a job."""
-    told = json.dumps(
-        [given.spec.model_dump(mode="json"), given.version, given.code_directory], sort_keys=True
-    )
-    return hashlib.sha256(told.encode()).hexdigest()[:16]
+    told = [given.spec.model_dump(mode="json"), given.version, given.code_directory]
+    if given.previous is not None:
+        told.append(given.previous.version)
+    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _object(given: Submission, api: str, kind: str, name: str, component: str) -> Object:
@@ -87,15 +87,18 @@ def _job_secret(given: Submission, secret: bytes, token: str) -> Object:
 
 def _spec_file(given: Submission) -> str:
     spec = given.spec.model_dump(mode="json", exclude_unset=True)
-    spec["code"] = {"directory": given.code_directory}
+    # What prepares a version prepares this copy, too.
+    spec["code"] = {**spec["code"], "directory": given.code_directory}
+    for source in ("git", "ref", "previous"):
+        spec["code"].pop(source, None)
     text: str = yaml.safe_dump(spec, sort_keys=False)  # pyright: ignore[reportUnknownMemberType]
     return text
 
 
-def _code(given: Submission, parcel: bytes) -> Object:
-    name = places.object_name(given.job, f"code-{given.version}")
+def _code(given: Submission, parcel: Parcel) -> Object:
+    name = places.object_name(given.job, f"code-{parcel.version}")
     made = _object(given, "v1", "ConfigMap", name, "code")
-    data = base64.b64encode(parcel).decode()
+    data = base64.b64encode(parcel.data).decode()
     return {**made, "immutable": True, "binaryData": {places.PARCEL: data}}
 
 
@@ -237,15 +240,10 @@ def _job(given: Submission, role: str, size: int) -> dict[str, Any]:
         "completions": size,
         "completionMode": "Indexed",
         "backoffLimit": NEVER,
-        # A pod that was evicted is replaced, and is no failure of the job.
-        "podFailurePolicy": {
-            "rules": [
-                {
-                    "action": "Ignore",
-                    "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
-                }
-            ]
-        },
+        # Each has its own pause before it is replaced, not one that grows with every other's end.
+        "backoffLimitPerIndex": NEVER,
+        # Without a podFailurePolicy: with one, a pod is replaced when it has ended, which one on a
+        # dead node never does; so it is as soon as it is being deleted.
         "template": machine_template(given, role, "Never"),
     }
 

@@ -11,6 +11,7 @@ import io
 import shutil
 import sys
 import tarfile
+from dataclasses import dataclass
 from pathlib import Path
 
 from everstep.agent.code import digest
@@ -18,6 +19,19 @@ from everstep.core.errors import EverstepError, InputError, PermanentError
 
 MAX_BYTES = 900_000
 """A ConfigMap holds 1 MiB, encoded and with all that is beside the code in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """A code version that is sent.
+
+    Attributes:
+        version: Its identifier.
+        data: It, packed.
+    """
+
+    version: str
+    data: bytes
 
 
 def pack(directory: Path) -> bytes:

@@ -57,3 +57,8 @@ def object_name(job: str, part: str = "") -> str:
 def run_folder(job: str) -> str:
     """The job's run folder, as its pods see it."""
     return f"{JOBS}/{job}"
+
+
+def code_folder(version: str) -> str:
+    """Where a version that was sent lies in a training pod."""
+    return f"{CODE}/{version}"

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from everstep.core import kubernetes_names as words
+from everstep.core.memory import CodeVersion
 from everstep.spec.job import JobSpec
 from everstep.workers.cluster import places
+from everstep.workers.cluster.parcel import Parcel
 
 Object = dict[str, Any]
 
@@ -24,16 +26,18 @@ class Submission:
         namespace: Where it goes.
         version: Its code version.
         code_directory: Where that lies in a training pod.
-        parcel: The code itself, packed, or None where the code lies there already.
+        parcels: The code itself and the version before, as far as they do not lie there already.
         controller_image: Image of the analyzer.
+        previous: What a rollback goes to, before any update; None without one.
     """
 
     spec: JobSpec
     namespace: str
     version: str
     code_directory: str
-    parcel: bytes | None
+    parcels: tuple[Parcel, ...]
     controller_image: str
+    previous: CodeVersion | None = None
 
     @property
     def job(self) -> str:
@@ -83,8 +87,8 @@ def machine_template(given: Submission, role: str, restart: str) -> Object:
         ],
         **_placing(given),
     }
-    if given.parcel is not None:
-        spec["initContainers"] = [_unpacker(given)]
+    if given.parcels:
+        spec["initContainers"] = [_unpacker(given, parcel) for parcel in given.parcels]
     marks = {**labels(given.job, "machine"), places.LABEL_SET: role, words.LABEL_ROLE: role}
     if _node_senses(given):
         marks[places.LABEL_NODE_SENSES] = "true"
@@ -147,10 +151,12 @@ def _limits(spec: JobSpec) -> dict[str, str]:
     return {name: amount for name, amount in limits.items() if amount != "0"}
 
 
-def _unpacker(given: Submission) -> Object:
-    unpack = [places.PARCEL_FILES + "/" + places.PARCEL, given.code_directory, given.version]
+def _unpacker(given: Submission, parcel: Parcel) -> Object:
+    name = f"code-{parcel.version}"
+    place = f"{places.PARCEL_FILES}/{parcel.version}"
+    unpack = [f"{place}/{places.PARCEL}", places.code_folder(parcel.version), parcel.version]
     return {
-        "name": "code",
+        "name": name,
         "image": given.spec.pods.image,
         "command": [given.spec.pods.python, "-m", "everstep.workers.cluster.parcel", *unpack],
         "securityContext": {
@@ -158,7 +164,7 @@ def _unpacker(given: Submission) -> Object:
             "capabilities": {"drop": ["ALL"]},
         },
         "volumeMounts": [
-            {"name": "parcel", "mountPath": places.PARCEL_FILES, "readOnly": True},
+            {"name": name, "mountPath": place, "readOnly": True},
             {"name": "code", "mountPath": places.CODE},
         ],
     }
@@ -173,9 +179,10 @@ def _machine_volumes(given: Submission) -> list[Object]:
         {"name": "code", "emptyDir": {}},
         {"name": "memory", "emptyDir": memory},
     ]
-    if given.parcel is not None:
-        name = places.object_name(given.job, f"code-{given.version}")
-        volumes.append({"name": "parcel", "configMap": {"name": name}})
+    for parcel in given.parcels:
+        name = f"code-{parcel.version}"
+        config = {"name": places.object_name(given.job, name)}
+        volumes.append({"name": name, "configMap": config})
     return volumes
 
 
