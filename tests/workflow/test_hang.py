@@ -94,6 +94,28 @@ async def test_a_group_is_evicted_tested_and_comes_back_where_it_is_healthy(
     assert (found["m2"].evictions, found["m2"].cleared) == (1, 0)
 
 
+async def test_who_came_back_and_is_suspected_again_is_taken_down(temporal_address: str) -> None:
+    """Its tests cannot see what it has: they are not asked a second time."""
+    pipeline = {rank: texts.dump(texts.IRECV, rank) for rank in range(4, 8)}
+    world = FakeWorld(16, stacks=pipeline)
+    async with controlled(temporal_address, quick(spec_of(standbys=1), **WIDE), world) as control:
+        await assemble(control)
+        world.machines["m3"].finds[Check.GPU] = Verdict.FAULTY
+        await control.hang(1, 7)
+        await restarted(control)
+        await control.join("m9")
+        await control.hang(2, 8)
+        await control.until(lambda r: len(r.returned) == 2)
+        await restarted(control)
+        world.stacks = {}
+        await world.advance(3, 20)
+        await control.until_archived(lambda r: r.outcome is Outcome.RECOVERED, 1)
+        record = control.archive.records[1]
+    assert [set(climb.machines) for climb in record.climbs] == [{"m2", "m3"}, {"m2", "m8"}]
+    assert record.returned == ("m2", "m8")
+    assert sorted(world.done("evict")) == [("m2", 1), ("m3", 1)]
+
+
 async def test_who_only_shares_the_group_is_cleared(temporal_address: str) -> None:
     """Two of four stages are stuck; the other two go with them, and wait for a slot again."""
     world = FakeWorld(16, stacks=stuck(0, 2))

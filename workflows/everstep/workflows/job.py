@@ -370,7 +370,7 @@ class RunJob(UpdateDesk):
                 alerts=alerts,
                 assignment=assignment,
                 pool=tuple(self._state.pool),
-                evictions=tuple(self._state.evictions),
+                evictions=self._counted_evictions(),
                 run=self._run_id,
                 codes=tuple(self._state.codes),
                 attempt_from=self._state.attempt_from,
@@ -389,6 +389,11 @@ class RunJob(UpdateDesk):
         )
         self._listening = self._state.active
         self._show()
+
+    def _counted_evictions(self) -> tuple[tuple[float, str], ...]:
+        """Those that a brake may still count: a job of months has had hundreds."""
+        since_s = workflow.now().timestamp() - self._job.spec.safety.window_s
+        return tuple(one for one in self._state.evictions if one[0] >= since_s)
 
     async def _release(self, machine: str) -> None:
         """What a person admits may be used again; where nobody can say so, a person has to."""

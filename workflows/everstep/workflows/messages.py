@@ -13,8 +13,9 @@ from everstep.core.vocabulary import Notice, Symptom
 from everstep.spec.job import JobSpec
 from everstep.workflows.batches import MACHINES_PER_BATCH
 
-MAX_EVENTS = 4_000
-"""Far below Temporal's 51,200, and cheap to replay."""
+MAX_EVENTS = 1_000
+"""Far below Temporal's 51,200: a controller that takes a job over has to read them all within one
+workflow task, two seconds, or nobody ever does. 1,740 took that long on a busy machine."""
 
 DEFAULT_WINDOW_S = 24 * 3600.0
 """The paper's: a failure brings a restart sooner than that."""
@@ -187,7 +188,7 @@ class IncidentInput:
         alerts: The alerts that opened it.
         assignment: Who holds which slot.
         pool: Machines that wait for a slot.
-        evictions: Evictions of the job so far; the incident counts those in the window.
+        evictions: Evictions of the job within the window of its brake.
         run: The job's run, by which its checkpoints in storage are told from other runs'.
         codes: The code versions of the job, oldest first.
         attempt_from: The step that the failed attempt started from.

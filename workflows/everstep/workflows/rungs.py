@@ -117,6 +117,10 @@ async def _ask_cluster(now: Situation, finding: Finding, decision: ladder.Decisi
     """Have the machines evicted; those that are to be tested first only take nothing new."""
     leaving = [info for info in now.occupied() if info.machine in decision.machines]
     tested = [info for info in leaving if info.machine in finding.group_only]
+    back = [info for info in tested if info.machine in now.record.returned]
+    if back and workflow.patched("evict-returned"):
+        # Those are not tested again.
+        tested = [info for info in tested if info not in back]
     asking.quarantine(now, tested, decision.reason)
     await asking.evict(now, [info for info in leaving if info not in tested], decision.reason)
 

@@ -131,7 +131,9 @@ def job_details(status: JobStatus) -> str:
             f"{', ...' if len(held.slots) > MACHINES_SHOWN else ''}"
         )
     lines.append(f"- standbys: {', '.join(info.machine for info in status.pool) or 'none'}")
-    lines.append(f"- evicted: {', '.join(status.evicted) or 'none'}")
+    earlier = "..., " if len(status.evicted) > MACHINES_SHOWN else ""
+    newest = ", ".join(status.evicted[-MACHINES_SHOWN:])
+    lines.append(f"- evicted: {earlier}{newest or 'none'}")
     lines.append(f"- incidents: {status.incidents}; filter: `EverstepJob = '{status.job}'`")
     lines += [f"- {update.text()}: {update.state}" for update in status.updates[-UPDATES_SHOWN:]]
     lines += ["", *_HOW_TO_UPDATE]
