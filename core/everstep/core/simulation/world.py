@@ -121,6 +121,8 @@ class World:
         self._next = next(self._coming, None)
         self._troubles: list[Trouble] = []
         self._present: set[str] = set()
+        self._places: dict[str, int] = {}
+        self._gone: set[str] = set()
         self._furthest = 0
         self._stored = 0
 
@@ -137,9 +139,14 @@ class World:
         Its name follows from that one's, so that it does not matter who is taken out first: m4 is
         replaced by m4-2, and that by m4-3.
         """
+        self._gone.add(machine)
         place, _, number = machine.partition("-")
         after_s = self.setting.durations.join.draw(self._chance.of("join", machine))
         return f"{place}-{int(number or 1) + 1}", after_s
+
+    def place_of(self, machine: str) -> int | None:
+        """The slot that a machine holds in the newest attempt, or None."""
+        return self._places.get(machine)
 
     def faulty(self, test: str, machines: Iterable[str]) -> set[str]:
         """Those of the machines that a test names."""
@@ -212,6 +219,7 @@ class World:
     ) -> None:
         """An attempt begins its first step."""
         self.slots, self.version, self._present = list(slots), version, {*slots}
+        self._places = {machine: slot for slot, machine in enumerate(slots)}
         self.attempt = Attempt(number, from_step, at_s, at_s)
         self.strike = self._first_strike(self.attempt)
         end_s = self.setting.days * 86_400.0
@@ -283,6 +291,7 @@ class World:
             self._stored = max(self._stored, self._step_at(attempt, saved_at_s))
 
     def _first_strike(self, attempt: Attempt) -> Strike | None:
+        self._troubles = [trouble for trouble in self._troubles if self._may_return(trouble)]
         soonest_s = attempt.begun_s + FIRST_STEPS * self.setting.durations.step_s
         found: tuple[float, Trouble] | None = None
         for trouble in self._troubles:
@@ -315,6 +324,11 @@ class World:
         trouble = self.trouble
         of_machine = trouble is not None and trouble.fault.cause is Cause.MACHINE
         return of_machine and trouble is not None and self._is_there(trouble)
+
+    def _may_return(self, trouble: Trouble) -> bool:
+        """False once it can never be there again, nor be found by any test."""
+        of_machine = trouble.fault.cause is Cause.MACHINE
+        return not (trouble.mended or (of_machine and self._gone.issuperset(trouble.culprits)))
 
     def _is_there(self, trouble: Trouble) -> bool:
         """Whether what caused it is still part of the job."""

@@ -114,10 +114,9 @@ class Machines:
     def stopped(self, machine: str) -> MachineReport:
         """How a machine's ranks ended, and what its memory holds."""
         world, layout = self._world, self._world.setting.layout
-        step = world.kept_step()
-        if machine not in world.slots or step == 0:
+        step, slot = world.kept_step(), world.place_of(machine)
+        if slot is None or step == 0:
             return MachineReport(machine, (), (), ())
-        slot = world.slots.index(machine)
         own = tuple(layout.ranks_of(slot))
         held = world.setting.backup.held_by(layout, slot)
         copies = tuple(ShardCopy(rank, (step,), 1) for rank in (*own, *held))
