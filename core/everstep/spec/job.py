@@ -168,7 +168,8 @@ class JobSpec(SpecPart):
 
     def layout(self) -> Layout:
         """Where each rank stands."""
-        return _layout(self.gpus_per_machine, self.parallelism)
+        sizes = tuple(self.parallelism.sizes().items())
+        return _layout(self.gpus_per_machine, sizes, self.parallelism.dimensions())
 
     def standby_count(self, seen: Seen = NOTHING_SEEN) -> int:
         """Number of machines to keep warm.
@@ -211,6 +212,8 @@ class JobSpec(SpecPart):
 
 
 @functools.lru_cache(maxsize=8)
-def _layout(gpus_per_machine: int, parallelism: Parallelism) -> Layout:
+def _layout(
+    gpus_per_machine: int, sizes: tuple[tuple[str, int], ...], order: tuple[str, ...]
+) -> Layout:
     """Once for all machines of a job: each order to one of them asks for it."""
-    return Layout(gpus_per_machine, **parallelism.sizes(), order=parallelism.dimensions())
+    return Layout(gpus_per_machine, **dict(sizes), order=order)
