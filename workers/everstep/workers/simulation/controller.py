@@ -24,13 +24,17 @@ WORKFLOWS = [
 ]
 
 
-async def main(address: str, queue: str, identity: str) -> int:
+KILLED, LEFT_ALONE = "killed", "left-alone"
+
+
+async def main(address: str, queue: str, identity: str, fate: str) -> int:
     """Poll until told to stop.
 
     Args:
         address: Of the server.
         queue: The controllers' queue.
         identity: What it calls itself.
+        fate: `KILLED` where controllers are killed.
     """
     stop = stopping.stop_requested()
     client = await Client.connect(
@@ -48,7 +52,7 @@ async def main(address: str, queue: str, identity: str) -> int:
         workflow_runner=UnsandboxedWorkflowRunner(),
         workflow_failure_exception_types=list(runtime.WORKFLOW_FAILURE_TYPES),
         sticky_queue_schedule_to_start_timeout=runtime.STICKY_TIMEOUT,
-        interceptors=[Redirect()],
+        interceptors=[Redirect(fate == KILLED)],
         # A busy machine may take more than the two seconds after which this is taken for a lock.
         debug_mode=True,
     ):
@@ -58,4 +62,4 @@ async def main(address: str, queue: str, identity: str) -> int:
 
 if __name__ == "__main__":
     stopping.die_with_parent()
-    runtime.run_process(main(*sys.argv[1:4]))
+    runtime.run_process(main(*sys.argv[1:5]))

@@ -18,6 +18,7 @@ from temporalio.api.workflowservice.v1 import (
 from temporalio.client import Client
 from temporalio.service import RPCError
 
+from everstep.workers.simulation.controller import KILLED, LEFT_ALONE
 from everstep.workers.simulation.wire import Wire
 
 STOPS_WITHIN_S = 10.0
@@ -56,6 +57,7 @@ class Controllers:
         address = target if self._wire is None else self._wire.address
         command = [sys.executable, "-m", "everstep.workers.simulation.controller"]
         command += [address, self._queue, self._identity]
+        command.append(LEFT_ALONE if self._wire is None else KILLED)
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
 
     def kill(self) -> None:

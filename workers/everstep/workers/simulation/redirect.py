@@ -3,34 +3,55 @@
 from __future__ import annotations
 
 import itertools
+from datetime import timedelta
 from typing import Any
 
 from temporalio import workflow
 from temporalio.worker import (
     Interceptor,
     StartActivityInput,
+    StartChildWorkflowInput,
     WorkflowInboundInterceptor,
     WorkflowInterceptorClassInput,
     WorkflowOutboundInterceptor,
 )
 
+AWAIT_STEP = "analysis.await_step"
+"""Waits for what may never come, and is given up after what the job's spec says."""
+
 SUFFIX = ".cluster"
 """The simulated cluster polls the controller's queue with this at its end."""
 
 
+NEVER = timedelta(days=3650)
+"""The cluster is always there, and each time-out that comes costs the server more than the last."""
+
+
 class Redirect(Interceptor):
-    """Sends every activity of the workflows to the simulated cluster."""
+    """Sends every activity of the workflows to the simulated cluster, for as long as it takes.
+
+    Args:
+        killed: Whether controllers are killed: only then a workflow's task has a time-out.
+    """
+
+    def __init__(self, killed: bool = True) -> None:
+        self._killed = killed
 
     def workflow_interceptor_class(
         self, input: WorkflowInterceptorClassInput
     ) -> type[WorkflowInboundInterceptor] | None:
         """For each workflow."""
-        return _Inbound
+        return _Inbound if self._killed else _Patient
 
 
 class _Inbound(WorkflowInboundInterceptor):
     def init(self, outbound: WorkflowOutboundInterceptor) -> None:
         super().init(_Outbound(outbound))
+
+
+class _Patient(WorkflowInboundInterceptor):
+    def init(self, outbound: WorkflowOutboundInterceptor) -> None:
+        super().init(_PatientOutbound(outbound))
 
 
 class _Outbound(WorkflowOutboundInterceptor):
@@ -43,6 +64,16 @@ class _Outbound(WorkflowOutboundInterceptor):
         machine = (input.task_queue or "").rpartition(".")[2]
         input.activity_id = f"{machine}/{next(self._numbers)}"
         input.task_queue = workflow.info().task_queue + SUFFIX
-        # The cluster is always there; each time-out costs the server more than the one before.
         input.schedule_to_start_timeout = input.heartbeat_timeout = None
+        input.start_to_close_timeout = NEVER
+        if input.activity != AWAIT_STEP:
+            input.schedule_to_close_timeout = None
         return super().start_activity(input)
+
+
+class _PatientOutbound(_Outbound):
+    async def start_child_workflow(
+        self, input: StartChildWorkflowInput
+    ) -> workflow.ChildWorkflowHandle[Any, Any]:
+        input.task_timeout = NEVER
+        return await super().start_child_workflow(input)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from datetime import timedelta
 
 from temporalio.client import Client, WorkflowHandle
 from temporalio.service import RPCError
@@ -22,7 +23,7 @@ from everstep.spec.job import JobSpec
 from everstep.workers.simulation.cluster import Signals, SimulatedCluster
 from everstep.workers.simulation.controllers import controlled
 from everstep.workers.simulation.machines import CODE, info_of
-from everstep.workers.simulation.redirect import SUFFIX
+from everstep.workers.simulation.redirect import NEVER, SUFFIX
 from everstep.workers.simulation.server import let_time_pass, let_time_pass_after, skipping
 from everstep.workflows import options, story
 from everstep.workflows.incident import ResolveIncident
@@ -80,7 +81,10 @@ async def simulate(setting: Setting, faults: Sequence[Fault], given: Given) -> R
             max_concurrent_activities=8,
         ):
             fate = await client.start_workflow(
-                SimulateFate.run, id=_fate(given.spec), task_queue=queue
+                SimulateFate.run,
+                id=_fate(given.spec),
+                task_queue=queue,
+                task_timeout=_task_timeout(given),
             )
             job = await _start_job(client, queue, world, given)
             # Before a controller is there, nothing would keep time from passing.
@@ -160,9 +164,13 @@ async def _start_job(
         args=[job, JobState(pool=pool)],
         id=names.job_workflow_id(spec.name),
         task_queue=queue,
-        task_timeout=options.workflow_task_timeout(spec.machines),
+        task_timeout=_task_timeout(given),
         search_attributes=story.job_attributes(spec.name),
     )
+
+
+def _task_timeout(given: Given) -> timedelta:
+    return options.workflow_task_timeout(given.spec.machines) if given.kills else NEVER
 
 
 def _fate(spec: JobSpec) -> str:
