@@ -1,1 +1,1 @@
-"""Each claim of the README as a command that prints a figure against a named rival."""
+"""Each claim of the README and docs as a command that prints a figure against a named rival."""

@@ -109,7 +109,7 @@ def train_for(tmp_path: Path, seconds: float, *options: str) -> Finished:
 @pytest.mark.timeout(700)
 @pytest.mark.parametrize("times", [1.3, 1.1])
 def test_a_rank_that_is_slowed_is_named_within_a_minute(tmp_path: Path, times: float) -> None:
-    """Ten percent want a machine without much other work; see the README's figures."""
+    """Ten percent want a machine without much other work; see docs/detection-and-ladder.md."""
     done = train_for(tmp_path, 600.0, "--fault", f"slow@400:m2,times={times}")
     (incident,) = done.incidents
     assert incident.evicted == ("m2",), done.explain()

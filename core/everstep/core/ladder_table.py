@@ -1,4 +1,4 @@
-"""The ladder as a table, made by climbing it: for `everstep plan --ladder` and the README."""
+"""The ladder as a table, made by climbing it: for `everstep plan --ladder` and the docs."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from everstep.core.record import IncidentRecord, TimelineEntry
 from everstep.spec.job import JobSpec
 from everstep.spec.load import load_spec
 from everstep.workers.local import faults, ports, preflight, server
-from everstep.workers.local.cluster import HOST, LocalRun, RunOptions, machine_names
+from everstep.workers.local.cluster import LocalRun, RunOptions, machine_names
 from everstep.workers.local.folder import RunFolder, claim
 from everstep.workers.steps import load_steps
 from everstep.workers.telemetry import Snapshot
@@ -70,7 +70,7 @@ def run_command(
     planned = tuple(faults.parse(text, world_size, names) for text in fault or [])
     for wanted, option in ((temporal_port, "--temporal-port"), (ui_port, "--ui-port")):
         if wanted is not None:
-            ports.wanted_port(HOST, wanted, option)
+            ports.wanted_port(ports.HOST, wanted, option)
     if temporal_port is not None and temporal_port == ui_port:
         raise InputError("--ui-port", f"port {ui_port} is --temporal-port, too", "Give another.")
     path = run_dir or RUNS / spec.name
@@ -197,7 +197,7 @@ def summary_line(figures: dict[str, Any]) -> str:
         )
     return (
         f"finished: {figures['steps']} steps in {figures['wall_s']:.1f} s, {counts}, "
-        f"{figures['steps_lost']} steps lost, ETTR {figures['ettr']:.1%} "
+        f"{counted(figures['steps_lost'], 'step')} lost, ETTR {figures['ettr']:.1%} "
         f"({figures['productive_s']:.1f} s of training; the rest is start-up and recovery)"
     )
 

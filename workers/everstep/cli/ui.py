@@ -11,7 +11,8 @@ from everstep.cli.console import err
 from everstep.cli.find import RunArgument, find_run
 from everstep.core.errors import InputError
 from everstep.workers.local import ports, server
-from everstep.workers.local.cluster import HOST, PREFERRED_UI_PORT
+from everstep.workers.local.connecting import PREFERRED_UI_PORT
+from everstep.workers.local.ports import HOST
 
 
 def ui_command(

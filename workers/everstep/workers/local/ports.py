@@ -8,6 +8,9 @@ from pathlib import Path
 
 from everstep.core.errors import InputError
 
+HOST = "127.0.0.1"
+"""Where all of a local run listens."""
+
 LOWEST = 10_000
 TRIES = 100
 EPHEMERAL_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
