@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import time
+import urllib.request
 import uuid
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
@@ -57,6 +58,29 @@ class InCluster:
     spec: JobSpec
     handle: WorkflowHandle[RunJob, JobResult]
     processes: dict[str, subprocess.Popen[bytes]]
+    environment: dict[str, str]
+
+    async def add_controller(self, name: str, build: Path | None = None) -> None:
+        """Start another controller, and wait until it serves.
+
+        Args:
+            name: Of its log, `controller-` and what tells it from others.
+            build: Folder of other workflows than ours.
+        """
+        port = ports.free_port(HOST)
+        where = {"KUBECONFIG": str(self.where.of_user(CONTROLLER))}
+        given = self.environment | where | {"EVERSTEP_HEALTH_PORT": str(port)}
+        if build is not None:
+            given["PYTHONPATH"] = os.pathsep.join([str(build), given.get("PYTHONPATH", "")])
+        self.processes[name] = _start(self.folder, name, given)
+
+        def ready() -> bool:
+            with contextlib.suppress(OSError):
+                url = f"http://{HOST}:{port}/readyz"
+                return bool(urllib.request.urlopen(url, timeout=5).status == 200)
+            return False
+
+        await self.until(lambda: ready(), f"{name} serves")
 
     async def until(self, holds: Callable[[], object], what: str) -> None:
         deadline_s = time.monotonic() + PATIENCE_S
@@ -195,7 +219,7 @@ async def in_cluster(
                     search_attributes=story.job_attributes(name),
                 )
                 try:
-                    yield InCluster(where, plays, run, job, handle, processes)
+                    yield InCluster(where, plays, run, job, handle, processes, environment)
                 finally:
                     await _end_workflows(client, name)
         finally:

@@ -174,6 +174,12 @@ def test_other_code_is_another_submission(tmp_path: Path) -> None:
         ({"code": {"directory": "code", "previous": "nowhere"}}, "code.previous"),
         ({"pods": {"image": "a", "resources": {"memory": "lots"}}}, "no quantity"),
         ({"pods": {"image": "a", "kind": "deployment"}}, "pods.kind"),
+        ({"pods": {"image": "a b"}}, "pods.image: 'a b' is no image"),
+        ({"pods": {"image": "a", "volume_claim": "Runs"}}, "pods.volume_claim: 'Runs' is no name"),
+        ({"pods": {"image": "a", "pull_secrets": ["x/y"]}}, "pods.pull_secrets"),
+        ({"pods": {"image": "a", "node_selector": {"a b": "c"}}}, "'a b' is no label"),
+        ({"pods": {"image": "a", "tolerations": [{"key": ""}]}}, "'' is no label"),
+        ({"pods": {"image": "a", "capabilities": ["sys"]}}, "'sys' is no capability"),
     ],
 )
 def test_what_means_nothing_in_a_cluster_is_refused(

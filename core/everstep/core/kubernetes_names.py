@@ -63,3 +63,19 @@ def is_label_key(text: str) -> bool:
     if slash and not re.fullmatch(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?", prefix):
         return False
     return named is not None
+
+
+def is_namespace(text: str) -> bool:
+    """Whether a text can name a namespace: a DNS label."""
+    return re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", text) is not None
+
+
+def is_object_name(text: str) -> bool:
+    """Whether a text can name most other objects: a DNS name."""
+    label = "[a-z0-9]([a-z0-9-]*[a-z0-9])?"
+    return len(text) <= 253 and re.fullmatch(rf"{label}(\.{label})*", text) is not None
+
+
+def is_image(text: str) -> bool:
+    """Whether a text can name an image; whether there is one, a registry knows."""
+    return re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._:/@-]*", text) is not None
