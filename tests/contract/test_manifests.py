@@ -152,6 +152,14 @@ def test_another_namespace_is_another_installation() -> None:
     assert (told["TEMPORAL_ADDRESS"], told["TEMPORAL_NAMESPACE"]) == ("temporal:7233", "llm")
 
 
+def test_no_job_is_called_as_a_part_of_the_installation_is() -> None:
+    made = install.manifests(install.Installation())
+    parts = {one["metadata"]["name"].removeprefix("everstep-") for one in made}
+    # What a person may put beside them.
+    parts |= {places.TEMPORAL.removeprefix("everstep-"), "secrets"}
+    assert parts - {"everstep"} == set(places.RESERVED)
+
+
 def test_a_wheel_brings_the_manifests_along(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)

@@ -168,6 +168,7 @@ def test_other_code_is_another_submission(tmp_path: Path) -> None:
     [
         ({"pods": {}}, "pods.image"),
         ({"name": "x" * 40}, "shorter name"),
+        ({"name": "temporal"}, "everstep-temporal is a part of the installation"),
         ({"code": {"directory": "nowhere"}}, "--code-at"),
         ({"command": ["python", "other.py"]}, "there is no other.py in it"),
         ({"checkpoint": {"storage": {"path": "ckpt", "every_s": 60}}}, "checkpoint.storage.path"),

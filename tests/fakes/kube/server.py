@@ -85,6 +85,11 @@ class KubeServer:
         self.rights: dict[str, frozenset[Right]] = {}
         """What users may do; who is not named here may do all."""
         self.bookmarks = bookmarks
+        self.documents: dict[str, Json] = {
+            "/version": {"gitVersion": "v1.36.2-fake"},
+            "/apis/jobset.x-k8s.io/v1alpha2": {"kind": "APIResourceList", "resources": []},
+        }
+        """What is told of the server itself, by path."""
         self.url = ""
 
     def application(self) -> web.Application:
@@ -96,6 +101,8 @@ class KubeServer:
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         try:
+            if (document := self.documents.get(request.path)) is not None:
+                return web.json_response(document)
             target = _target(request)
             self.calls.add(target.call)
             self._check_right(target.call)
@@ -151,7 +158,7 @@ class KubeServer:
 
     def _create(self, target: Target, body: Json) -> Json:
         key = target.key
-        if key.resource == "selfsubjectaccessreviews":
+        if key.resource in ("selfsubjectaccessreviews", "subjectaccessreviews"):
             return {**body, "status": {"allowed": True}}
         if target.subresource == "eviction":
             evict(self.store, key, body)
@@ -169,7 +176,8 @@ class KubeServer:
         elif key.resource in ("nodes", "namespaces"):
             body = {"spec": {}, "status": {}, **body}
         _check_times(key, body)
-        return self.store.create(Key(key.prefix, key.resource, key.namespace, name), body)
+        key = Key(key.prefix, key.resource, key.namespace, name)
+        return self.store.create(key, body, dry=target.call.dry)
 
     def _bind(self, key: Key, body: Json) -> None:
         pod = self.store.get(key)
@@ -231,6 +239,8 @@ class KubeServer:
             after = {**after, "status": before.get("status", {})}
         if target.key.resource == "pods" and after["spec"] != before["spec"]:
             raise ApiError(422, "Invalid", "pod updates may not change fields other than image")
+        if target.call.dry:
+            return after
         return self.store.replace(target.key, after)
 
     def _delete(self, request: web.Request, target: Target, body: Json) -> Json:
@@ -339,7 +349,8 @@ def _target(request: web.Request) -> Target:
     }[request.method]
     group = key.prefix.split("/")[2] if key.prefix.startswith("/apis/") else ""
     user = request.headers.get("Authorization", "").removeprefix("Bearer ")
-    call = Call(user, verb, group, key.resource, part["subresource"], key.namespace)
+    dry = request.query.get("dryRun") == "All"
+    call = Call(user, verb, group, key.resource, part["subresource"], key.namespace, dry)
     return Target(key, part["subresource"], call)
 
 
