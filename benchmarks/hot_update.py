@@ -28,8 +28,9 @@ from typing import Any
 
 import yaml
 
-from benchmarks.restart import EXAMPLE, PATIENCE_S, Torchrun, kill_tree, newest_step, start_torchrun
+from benchmarks.restart import EXAMPLE, PATIENCE_S, Torchrun, newest_step, start_torchrun
 from benchmarks.results import Result, conclude
+from everstep.workers.local.faults import kill_machine
 
 SIZES = {"tp": 2, "pp": 4, "dp": 4}
 RANKS = 32
@@ -160,7 +161,7 @@ def resubmitted(folder: Path) -> list[float]:
             times.append(job.first_step(reached, stopped_s + 1.0) - stopped_s)
     finally:
         for agent in job.agents:
-            kill_tree(agent.pid)
+            kill_machine(agent.pid)
     return times
 
 

@@ -29,6 +29,7 @@ import psutil
 import yaml
 
 from benchmarks.results import Result, conclude
+from everstep.workers.local.faults import kill_machine
 from everstep.workers.local.ports import free_port
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "gpt"
@@ -99,21 +100,7 @@ class Torchrun:
     def kill_all(self) -> None:
         """End every agent and every rank."""
         for agent in self.agents:
-            kill_tree(agent.pid)
-
-
-def kill_tree(pid: int) -> None:
-    """SIGKILL a process and everything that it started."""
-    try:
-        parent = psutil.Process(pid)
-        family = [parent, *parent.children(recursive=True)]
-    except psutil.NoSuchProcess:
-        return
-    for process in family:
-        try:
-            process.kill()
-        except psutil.NoSuchProcess:
-            continue
+            kill_machine(agent.pid)
 
 
 def start_torchrun(
@@ -184,7 +171,7 @@ def torchrun_machine_lost(folder: Path) -> list[float]:
         job.first_step(KILL_AT[0], 0.0)
         victim = agents[2]
         killed_s = time.time()
-        kill_tree(victim.pid)
+        kill_machine(victim.pid)
         agents.append(start_torchrun(folder, [*options, *guest]))
         reached = newest_step(job, killed_s)
         return [job.first_step(reached, killed_s + 0.5) - killed_s]
