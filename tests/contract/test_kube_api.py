@@ -328,6 +328,15 @@ async def test_a_watch_tells_what_came_after_a_version_and_ends(where: Where) ->
     ]
 
 
+async def test_a_watch_tells_of_objects_as_large_as_they_get(where: Where) -> None:
+    since = version(await where.api.get(where.pods))
+    await where.make_pod("large", app="x")
+    note = {"metadata": {"annotations": {"note": "x" * 250_000}}}
+    await where.api.patch(f"{where.pods}/large", note)
+    told = [event for event in await collect(where, "app=x", since, 1) if event[0] != "BOOKMARK"]
+    assert told == [("ADDED", "large"), ("MODIFIED", "large")]
+
+
 async def test_a_watch_from_a_forgotten_version_is_gone(where: Where) -> None:
     if where.server is None:
         pytest.skip("a real server forgets when it likes")

@@ -20,7 +20,8 @@ from everstep.workflows.messages import UpdateRequest
 from tests.e2e.conftest import STEPS
 from tests.e2e.in_cluster import InCluster, in_cluster
 from tests.e2e.local import WAITER, Finished
-from tests.fakes.kube.where import NODES
+from tests.fakes.kube.faults import Call, Fault, Kind
+from tests.fakes.kube.where import ANALYZER, CONTROLLER, NODES
 
 pytestmark = [
     pytest.mark.slow,
@@ -113,6 +114,38 @@ async def test_a_job_on_pods_loses_a_node_and_a_pod_and_is_changed(
         (run.folder.output / "end").touch()
         result = await run.handle.result()
     assert (result.attempts, result.incidents) == (4, 3)
+
+
+async def test_a_recovery_waits_for_no_api_server(tmp_path: Path, temporal_address: str) -> None:
+    """It is away for all of it, then it refuses one thing; marks follow as far as it lets them."""
+    async with in_cluster(tmp_path, temporal_address, 4, 0, 2, **waiter(tmp_path)) as run:
+        if run.where.server is None:
+            pytest.skip("a real server does not fail at will")
+        faults = run.where.server.faults
+        await run.until(lambda: runs(run, 1), "attempt 1 runs")
+        await run.until_shown()
+        shown = await run.shown()
+        away = Fault(Kind.ANSWER, lambda call: call.user in (CONTROLLER, ANALYZER), count=10**6)
+        faults.order(away)
+        await run.plays.lose(shown["1"])
+        await run.until(lambda: runs(run, 2), "attempt 2 runs")
+        assert await run.taints(shown["1"]) == []
+        away.count = 0
+        await run.until(lambda: recovered(run, 1), "the first incident is over")
+        await run.until_shown()
+        assert await run.taints(shown["1"]) == ["everstep.dev/quarantine"]
+        assert (await run.roles())[shown["1"]] == "evicted"
+
+        faults.order(Fault(Kind.ANSWER, _cordons, count=10**6, code=403))
+        await run.plays.lose(shown["0"])
+        await run.until(lambda: runs(run, 3), "attempt 3 runs")
+        await run.until(lambda: recovered(run, 2), "the second incident is over")
+        told = [entry.text for entry in run.incidents[1].timeline]
+        assert any(f"could not evict {shown['0']}: Error: ordered" in text for text in told), told
+
+
+def _cordons(call: Call) -> bool:
+    return (call.user, call.verb, call.resource) == (CONTROLLER, "patch", "nodes")
 
 
 async def test_a_trainer_on_pods_hangs_and_loses_a_node_and_ends_bit_equal(

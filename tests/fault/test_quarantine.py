@@ -245,6 +245,23 @@ async def test_a_dead_nodes_pod_is_not_waited_for(node: Node) -> None:
     assert "deletionTimestamp" in (await node.pod())["metadata"]
 
 
+@pytest.mark.parametrize("victim", ["patch nodes", "patch nodes/status"])
+async def test_a_node_that_vanishes_meanwhile_keeps_its_pod_from_nothing(
+    node: Node, victim: str
+) -> None:
+    if node.where.server is None:
+        pytest.skip("a real server's nodes vanish when they like")
+    verb, _, where = victim.partition(" ")
+    resource, _, subresource = where.partition("/")
+
+    def wanted(call: Call) -> bool:
+        return (call.verb, call.resource, call.subresource) == (verb, resource, subresource)
+
+    node.where.server.faults.order(Fault(Kind.ANSWER, wanted, code=404))
+    assert await node.call(node.cluster.evict, node.evict) == Evicted()
+    assert "deletionTimestamp" in (await node.pod())["metadata"]
+
+
 @pytest.mark.parametrize("kind", [Kind.ANSWER, Kind.CUT_BEFORE, Kind.CUT_AFTER])
 @pytest.mark.parametrize(
     "victim", ["patch nodes", "patch nodes/status", "patch pods", "create pods/eviction"]

@@ -267,7 +267,9 @@ def error_of(code: int, status: Json, retry_after: str | None = None) -> Everste
     if code == 410:
         return ExpiredError(said)
     if code == 429:
-        causes = [c for c in entries(status, "details", "causes") if "Budget" in c["reason"]]
+        causes = [
+            c for c in entries(status, "details", "causes") if "Budget" in c.get("reason", "")
+        ]
         if causes and retry_after is None:
             return BudgetError(str(causes[0].get("message", said)))
         return BusyError(said, _seconds(retry_after))
