@@ -167,6 +167,8 @@ async def in_cluster(
     name = f"e2e-{uuid.uuid4().hex[:6]}"
     spec_file = write_spec(folder, steps, standbys, **{"name": name, **spec})
     job = load_spec(spec_file)
+    # Pods of a JobSet's Jobs end with the job, those of StatefulSets do not.
+    ends_with_job = job.pods.kind == "jobset"
     run, lock = claim(folder / "run", fresh=False)
     version, code = take_version(job, run.code)
     given = WorkerSettings(
@@ -190,7 +192,11 @@ async def in_cluster(
 
         def start_agent(pod: Json) -> subprocess.Popen[bytes]:
             metadata, node = pod["metadata"], pod["spec"]["nodeName"]
-            own = {"EVERSTEP_POD_NAME": metadata["name"], "EVERSTEP_POD_UID": metadata["uid"]}
+            own = {
+                "EVERSTEP_POD_NAME": metadata["name"],
+                "EVERSTEP_POD_UID": metadata["uid"],
+                "EVERSTEP_ENDS_WITH_JOB": str(ends_with_job),
+            }
             return _start(run, f"agent-{metadata['name']}", environment | own, node)
 
         processes = {
@@ -207,7 +213,10 @@ async def in_cluster(
                     labels = {"everstep_dev__job": name, "everstep_dev__role": role}
                     training = f"everstep-{name}-training"
                     set_name = standby_set(name) if role == "standby" else training
-                    await plays.make_set(set_name, size, **labels)
+                    if ends_with_job:
+                        await plays.make_job(f"everstep-{name}-{role}-0", size, **labels)
+                    else:
+                        await plays.make_set(set_name, size, **labels)
                 await _make_budget(where, job)
                 client = await Client.connect(temporal_address, data_converter=DATA_CONVERTER)
                 handle = await client.start_workflow(

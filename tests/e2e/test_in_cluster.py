@@ -31,7 +31,7 @@ pytestmark = [
 ]
 
 
-def waiter(folder: Path) -> dict[str, object]:
+def waiter(folder: Path, kind: str = "jobset") -> dict[str, object]:
     """A job on two machines of one rank that starts at once and waits, on racks."""
     code = folder / "code"
     code.mkdir()
@@ -43,6 +43,7 @@ def waiter(folder: Path) -> dict[str, object]:
         "gpus_per_machine": 1,
         "parallelism": {"dp": 2},
         "topology_label": TOPOLOGY_RACK,
+        "pods": {"kind": kind},
         "standby": {"count": 1, "self_check": False},
     }
 
@@ -57,10 +58,11 @@ def recovered(run: InCluster, incident: int) -> bool:
     return len(found) >= incident and found[incident - 1].outcome is Outcome.RECOVERED
 
 
+@pytest.mark.parametrize("kind", ["statefulset", "jobset"])
 async def test_a_job_on_pods_loses_a_node_and_a_pod_and_is_changed(
-    tmp_path: Path, temporal_address: str
+    kind: str, tmp_path: Path, temporal_address: str
 ) -> None:
-    async with in_cluster(tmp_path, temporal_address, 5, 0, 1, **waiter(tmp_path)) as run:
+    async with in_cluster(tmp_path, temporal_address, 5, 0, 1, **waiter(tmp_path, kind)) as run:
         # Racks are numbered against the nodes: that of n2 is before that of n0 and n1.
         await run.until(lambda: runs(run, 1), "attempt 1 runs")
         await run.until_shown()
@@ -85,7 +87,8 @@ async def test_a_job_on_pods_loses_a_node_and_a_pod_and_is_changed(
         assert conditions["EverstepQuarantined"].startswith(f"{run.spec.name}, incident 1: ")
         assert run.incidents[0].finding.symptom is Symptom.AGENT_LOST
 
-        # Its pod hangs, so the set of standbys grows by one that takes the used one's place.
+        # Its pod hangs. A Job brings another; else the set of standbys grows by one. The used one
+        # has so been replaced.
         assert (await run.standby()).machine not in (lost, standby.machine)
 
         # Somebody deletes a pod: the watch says so, and its set brings another.
@@ -156,6 +159,7 @@ async def test_a_trainer_on_pods_hangs_and_loses_a_node_and_ends_bit_equal(
     spec: dict[str, object] = {
         "command": command,
         "detection": {"hang_after_at_least_s": 4.0},
+        "pods": {"kind": "statefulset"},
     }
     async with in_cluster(tmp_path, temporal_address, 8, STEPS, 2, **spec) as run:
         # Of fewer steps nobody knows how long they take, and so what silence means.

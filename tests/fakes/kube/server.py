@@ -43,6 +43,7 @@ KINDS = {
     "pods": "Pod",
     "nodes": "Node",
     "namespaces": "Namespace",
+    "jobs": "Job",
     "leases": "Lease",
     "poddisruptionbudgets": "PodDisruptionBudget",
     "serviceaccounts": "ServiceAccount",
