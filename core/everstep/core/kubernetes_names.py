@@ -56,6 +56,11 @@ def standby_set(job: str) -> str:
     return f"everstep-{job}-standby"
 
 
+def training_set(job: str) -> str:
+    """Name of the StatefulSet of the machines that a job begins with, where it has one."""
+    return f"everstep-{job}-training"
+
+
 def is_label_key(text: str) -> bool:
     """Whether a text can name a label: an optional DNS prefix, a slash, and a short name."""
     prefix, slash, name = text.rpartition("/")
