@@ -10,18 +10,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import re
 import time
 import uuid
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from aiohttp import web
 
 from everstep.core.kubernetes.objects import part
+from tests.fakes.kube.asked import Target, selection_of, target_of
 from tests.fakes.kube.eviction import check_uid, delete_pod, evict
 from tests.fakes.kube.faults import Call, Fault, Faults, Kind, Right
 from tests.fakes.kube.patches import (
@@ -31,7 +30,7 @@ from tests.fakes.kube.patches import (
     merged,
     strategically_merged,
 )
-from tests.fakes.kube.selectors import Test, selector
+from tests.fakes.kube.selectors import Test
 from tests.fakes.kube.store import ApiError, Change, Key, Store
 
 HOST = "127.0.0.1"
@@ -49,25 +48,11 @@ KINDS = {
     "serviceaccounts": "ServiceAccount",
     "statefulsets": "StatefulSet",
 }
-_PATH = re.compile(
-    r"(?P<prefix>/api/v1|/apis/[^/]+/[^/]+)"
-    r"(?:/namespaces/(?P<namespace>[^/]+)(?=/))?"
-    r"/(?P<resource>[^/]+)(?:/(?P<name>[^/]+)(?:/(?P<subresource>[^/]+))?)?"
-)
 LONGEST_WATCH_S = 1800.0
 PATCHES = {
     "application/merge-patch+json": merged,
     "application/strategic-merge-patch+json": strategically_merged,
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """What a request is about."""
-
-    key: Key
-    subresource: str
-    call: Call
 
 
 class KubeServer:
@@ -104,7 +89,7 @@ class KubeServer:
         try:
             if (document := self.documents.get(request.path)) is not None:
                 return web.json_response(document)
-            target = _target(request)
+            target = target_of(request)
             self.calls.add(target.call)
             self._check_right(target.call)
             fault = self.faults.take(target.call)
@@ -190,7 +175,7 @@ class KubeServer:
         self.store.replace(key, {**pod, "spec": spec, "status": status})
 
     def _list(self, request: web.Request, target: Target) -> Json:
-        key, wanted = target.key, _selector(request, target)
+        key, wanted = target.key, selection_of(request, target)
         items = [i for i in self.store.of(key.prefix, key.resource, key.namespace) if wanted(i)]
         return {
             "kind": f"{KINDS.get(key.resource, '')}List",
@@ -258,7 +243,7 @@ class KubeServer:
     async def _watch(
         self, request: web.Request, target: Target, fault: Fault | None
     ) -> web.StreamResponse:
-        wanted = _selector(request, target)
+        wanted = selection_of(request, target)
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         await response.prepare(request)
         if fault is not None and fault.kind is Kind.SILENT_STREAM:
@@ -331,34 +316,6 @@ def kubeconfig(url: str, user: str = "tests") -> Json:
         ],
         "users": [{"name": "fake", "user": {"token": user}}],
     }
-
-
-def _target(request: web.Request) -> Target:
-    found = _PATH.fullmatch(request.path)
-    if found is None:
-        raise ApiError(404, "NotFound", "the server could not find the requested resource")
-    part = {name: value or "" for name, value in found.groupdict().items()}
-    # `/api/v1/namespaces/x` is a namespace, and `/api/v1/namespaces/x/pods` is in one.
-    key = Key(part["prefix"], part["resource"], part["namespace"], part["name"])
-    watches = request.query.get("watch") in ("true", "1", "True")
-    verb = {
-        "GET": "get" if key.name else "watch" if watches else "list",
-        "POST": "create",
-        "PATCH": "patch",
-        "PUT": "update",
-        "DELETE": "delete",
-    }[request.method]
-    group = key.prefix.split("/")[2] if key.prefix.startswith("/apis/") else ""
-    user = request.headers.get("Authorization", "").removeprefix("Bearer ")
-    dry = request.query.get("dryRun") == "All"
-    call = Call(user, verb, group, key.resource, part["subresource"], key.namespace, dry)
-    return Target(key, part["subresource"], call)
-
-
-def _selector(request: web.Request, target: Target) -> Test:
-    query = request.query
-    labels, fields = query.get("labelSelector", ""), query.get("fieldSelector", "")
-    return selector(target.key.resource, labels, fields)
 
 
 def _event(change: Change, wanted: Test) -> tuple[str, Json] | None:
