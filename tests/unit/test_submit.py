@@ -167,7 +167,7 @@ def test_other_code_is_another_submission(tmp_path: Path) -> None:
     ("changes", "said"),
     [
         ({"pods": {}}, "pods.image"),
-        ({"name": "x" * 40}, "shorter name"),
+        ({"name": "x" * 32}, "shorter name"),
         ({"name": "temporal"}, "everstep-temporal is a part of the installation"),
         ({"code": {"directory": "nowhere"}}, "--code-at"),
         ({"command": ["python", "other.py"]}, "there is no other.py in it"),
@@ -197,3 +197,12 @@ def test_a_mistake_in_the_code_is_found_before_it_is_sent(tmp_path: Path) -> Non
     (tmp_path / "code" / "train.py").write_text("print(\n")
     with pytest.raises(InputError, match=r"train.py, line 1"):
         submission(file, TARGET)
+
+
+def test_the_longest_name_fits_into_that_of_a_pod(tmp_path: Path) -> None:
+    given = submission(write(tmp_path, name="x" * 31), TARGET)
+    (job_set,) = by_kind(objects(given, b"s", "t"), "JobSet")
+    names = [
+        f"{job_set['metadata']['name']}-{j['name']}-0" for j in job_set["spec"]["replicatedJobs"]
+    ]
+    assert max(len(f"{name}-99999-abcde") for name in names) == 63

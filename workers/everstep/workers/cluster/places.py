@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from everstep.core.errors import InputError
 
-MAX_NAME_CHARS = 34
-"""Of a job: what Kubernetes adds to it in a pod's host name must fit into 63 characters."""
+MAX_NAME_CHARS = 31
+"""Of a job: a pod's name of a JobSet of 100,000 has 63 characters, and JobSets are refused that may
+come to have longer ones."""
 
 PART_OF = "app.kubernetes.io/part-of"
 COMPONENT = "app.kubernetes.io/component"
