@@ -78,6 +78,11 @@ async def test_a_second_time_changes_nothing_and_says_so(desk: Desk) -> None:
     await desk.submit(desk.given())
     assert desk.heard[-1] == f"job {desk.job} runs already, as it was submitted"
     assert (await desk.secret())["data"]["secret"] == before
+    sets = f"/apis/apps/v1/namespaces/{desk.where.namespace}/statefulsets"
+    scale = f"{sets}/everstep-{desk.job}-standby/scale"
+    await desk.where.api.patch(scale, {"spec": {"replicas": 5}})
+    await desk.submit(desk.given())
+    assert (await desk.where.api.get(scale))["spec"]["replicas"] == 5, "one of them may train"
     await desk.end()
 
 

@@ -62,7 +62,7 @@ class Objects:
             except ChangedError:
                 found = await self._connection.get(path)
                 _refuse_others(wanted, found)
-                await self._connection.patch(path, wanted, query=DRY_RUN)
+                await self._connection.patch(path, _changes(wanted), query=DRY_RUN)
         except PermanentError as error:
             raise InputError(
                 _where(wanted),
@@ -86,7 +86,7 @@ class Objects:
         except ChangedError:
             found = await self._connection.get(path)
         _refuse_others(wanted, found)
-        return await self._connection.patch(path, wanted)
+        return await self._connection.patch(path, _changes(wanted))
 
 
 def path_of(wanted: Json) -> str:
@@ -95,6 +95,18 @@ def path_of(wanted: Json) -> str:
     root = f"/apis/{version}" if "/" in version else f"/api/{version}"
     resource = RESOURCES[wanted["kind"]]
     return f"{root}/namespaces/{metadata['namespace']}/{resource}/{metadata['name']}"
+
+
+def _changes(wanted: Json) -> Json:
+    """What is asked of an object that is there already.
+
+    A set keeps its size, which was made larger where a pod hangs: made smaller, it would lose a
+    machine that may train.
+    """
+    if wanted["kind"] != "StatefulSet":
+        return wanted
+    spec = {name: value for name, value in wanted["spec"].items() if name != "replicas"}
+    return {**wanted, "spec": spec}
 
 
 def _refuse_others(wanted: Json, found: Json) -> None:
