@@ -48,6 +48,9 @@ for image in controller agent; do
   user=$(run "localhost/everstep-$image" python -c 'import os; print(os.getuid())')
   [[ $user == 10001 ]] || { echo "everstep-$image runs as $user" >&2; exit 1; }
 done
+# Whoever runs a command in a pod is a user without a name.
+person=$(run localhost/everstep-controller python -c 'from everstep.cli.person import person; print(person())')
+[[ $person == "user 10001" ]] || { echo "a person in a controller's pod is $person" >&2; exit 1; }
 manifests=$(run localhost/everstep-controller everstep install --print)
 grep -q '^kind: Deployment' <<< "$manifests"
 # Without settings they say which one they lack, which takes all of their imports.

@@ -7,11 +7,13 @@ needed: `KUBECONFIG=... pytest tests/contract/test_kube_api.py`.
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.fakes.kube.server import kubeconfig
 from tests.fakes.kube.where import LEASES, NODES, Where, anywhere
 
 from everstep.activities.kube.connection import (
@@ -26,7 +28,7 @@ from everstep.activities.kube.connection import (
     NotThereError,
     connected,
 )
-from everstep.core.errors import PermanentError, TransientError
+from everstep.core.errors import InputError, PermanentError, TransientError
 
 JSON_PATCH = "application/json-patch+json"
 
@@ -79,6 +81,24 @@ async def test_names_are_taken_once(where: Where) -> None:
         await where.api.get(f"{where.pods}/q")
     with pytest.raises(NotThereError):
         await where.api.post("/api/v1/namespaces/nowhere/pods", {"metadata": {"name": "p"}})
+
+
+async def test_a_dry_run_says_what_would_be_and_changes_nothing(where: Where) -> None:
+    dry = {"dryRun": "All"}
+    wanted = {"metadata": {"name": "c"}, "data": {"a": "1"}}
+    configs = f"/api/v1/namespaces/{where.namespace}/configmaps"
+    assert (await where.api.post(configs, wanted, dry))["metadata"]["uid"]
+    with pytest.raises(NotThereError):
+        await where.api.get(f"{configs}/c")
+    with pytest.raises(NotThereError):
+        await where.api.post("/api/v1/namespaces/nowhere/configmaps", wanted, dry)
+    made = await where.api.post(configs, wanted)
+    with pytest.raises(ChangedError):
+        await where.api.post(configs, wanted, dry)
+    patched = await where.api.patch(f"{configs}/c", {"data": {"a": "2"}}, query=dry)
+    assert patched["data"] == {"a": "2"}
+    assert await where.api.get(f"{configs}/c") == made
+    await where.api.delete(f"{configs}/c", {})
 
 
 async def test_a_patch_from_an_older_version_is_refused(where: Where) -> None:
@@ -308,6 +328,15 @@ async def test_a_watch_tells_what_came_after_a_version_and_ends(where: Where) ->
     ]
 
 
+async def test_a_watch_tells_of_objects_as_large_as_they_get(where: Where) -> None:
+    since = version(await where.api.get(where.pods))
+    await where.make_pod("large", app="x")
+    note = {"metadata": {"annotations": {"note": "x" * 250_000}}}
+    await where.api.patch(f"{where.pods}/large", note)
+    told = [event for event in await collect(where, "app=x", since, 1) if event[0] != "BOOKMARK"]
+    assert told == [("ADDED", "large"), ("MODIFIED", "large")]
+
+
 async def test_a_watch_from_a_forgotten_version_is_gone(where: Where) -> None:
     if where.server is None:
         pytest.skip("a real server forgets when it likes")
@@ -336,3 +365,36 @@ async def test_nobody_there_is_transient(where: Where) -> None:
     async with connected(str(other)) as api:
         with pytest.raises(TransientError):
             await api.get(NODES)
+
+
+CLUSTER = {"server": "https://127.0.0.1:1"}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (None, "there is no such file"),
+        ("", "not written as a kubeconfig is"),
+        ("hello", "not written as a kubeconfig is"),
+        ("{", "while parsing"),
+        ("{}", "current-context"),
+        ({}, "its server is no address: ''"),
+        ({"server": "here:1"}, "its server is no address: 'here:1'"),
+        ({"server": 5}, "not written as a kubeconfig is"),
+        ({**CLUSTER, "certificate-authority-data": "Z2FyYmFnZQ=="}, "no certificate"),
+    ],
+)
+async def test_a_kubeconfig_that_is_none_is_named(
+    text: str | Json | None, said: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "kubeconfig"
+    if isinstance(text, str):
+        file.write_text(text)
+    elif text is not None:
+        given = kubeconfig("")
+        given["clusters"][0]["cluster"] = text
+        file.write_text(json.dumps(given))
+    with pytest.raises(InputError, match="KUBECONFIG") as refused:
+        async with connected(str(file)):
+            pass
+    assert said in str(refused.value)

@@ -15,8 +15,10 @@ from tests.fakes.kube.where import ANALYZER, CONTROLLER, NODES, Where, anywhere,
 from everstep.activities.kube import watch as kube_watch
 from everstep.activities.kube.cluster import KubernetesCluster
 from everstep.activities.kube.connection import Json, connected
+from everstep.activities.kube.follow import Follower
 from everstep.activities.kube.watch import ClusterWatch
 from everstep.core.model import Alert, MachineInfo
+from everstep.workers.node import job_of, selection
 from everstep.workflows.messages import (
     ClaimOrder,
     EvictOrder,
@@ -27,6 +29,7 @@ from everstep.workflows.messages import (
 )
 
 JOB = "gpt"
+NODE = "everstep-node"
 PATIENCE_S = 20.0
 
 
@@ -102,6 +105,19 @@ async def test_an_analyzer_uses_its_rights_and_carries_on_an_eviction(
         await asyncio.wait([task])
     assert alerts == []
     assert used(where, ANALYZER) == rights_of(ANALYZER)
+
+
+async def test_what_watches_a_node_uses_its_rights(where: Where) -> None:
+    info = await machine(where, 0)
+    labels = {"labels": {"everstep.dev/node-senses": "true"}}
+    await where.api.patch(f"{where.pods}/{info.pod}", {"metadata": labels})
+    async with connected(str(where.of_user(NODE))) as api:
+        pods = Follower(api, where.pods, selection(info.machine), job_of, lambda: None)
+        task = asyncio.create_task(pods.run())
+        await _until(lambda: used(where, NODE) == rights_of(NODE), "list, then watch")
+        assert list(pods.items.values()) == [JOB]
+        task.cancel()
+        await asyncio.wait([task])
 
 
 async def test_what_others_do_is_told(where: Where) -> None:

@@ -23,6 +23,7 @@ import pytest
 import yaml
 
 from everstep.core import kubernetes_names as words
+from everstep.workers import controller_metrics
 from everstep.workers.cluster import install, job_objects, places, pod
 from everstep.workers.cluster.submit import Target, submission
 from everstep.workers.local import server
@@ -150,6 +151,14 @@ def test_another_namespace_is_another_installation() -> None:
     assert install.controller_image(wanted) == "registry/c:2"
     told = next(one for one in found if one["metadata"]["name"] == places.TEMPORAL)["data"]
     assert (told["TEMPORAL_ADDRESS"], told["TEMPORAL_NAMESPACE"]) == ("temporal:7233", "llm")
+
+
+def test_no_job_is_called_as_a_part_of_the_installation_is() -> None:
+    made = install.manifests(install.Installation())
+    parts = {one["metadata"]["name"].removeprefix("everstep-") for one in made}
+    # What a person may put beside them.
+    parts |= {places.TEMPORAL.removeprefix("everstep-"), "secrets"}
+    assert parts - {"everstep"} == set(places.RESERVED)
 
 
 def test_a_wheel_brings_the_manifests_along(tmp_path: Path) -> None:
@@ -338,6 +347,37 @@ def asks_sdk(expression: str) -> bool:
     used = set(re.findall(r"temporal_[a-z_]+", expression))
     assert used <= SDK_METRICS, expression
     return bool(used)
+
+
+def test_prometheus_is_told_of_controllers_as_they_are() -> None:
+    made = install.manifests(install.Installation())
+    (controller,) = [one for one in made if one["kind"] == "Deployment"]
+    labels = controller["spec"]["template"]["metadata"]["labels"]
+    (container,) = controller["spec"]["template"]["spec"]["containers"]
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    given = {entry["name"]: entry.get("value") for entry in container["env"]}
+    assert given["EVERSTEP_METRICS_PORT"] == str(ports["metrics"]) == str(places.METRICS_PORT)
+
+    monitor = yaml.safe_load((DEPLOY / "prometheus/controllers.yaml").read_text())["spec"]
+    (endpoint,) = monitor["podMetricsEndpoints"]
+    assert matches(monitor["selector"], labels)
+    assert endpoint["port"] in ports
+    assert endpoint["authorization"]["credentials"]["key"] == controller_metrics.TOKEN_VARIABLE
+
+    (scraped, _) = yaml.safe_load((DEPLOY / "prometheus/scrape.yaml").read_text())["scrape_configs"]
+    (found,) = scraped["dns_sd_configs"]
+    (service,) = [one for one in made if one["kind"] == "Service"]
+    assert matches({"matchLabels": service["spec"]["selector"]}, labels)
+    assert found["names"][0].startswith(f"{service['metadata']['name']}.everstep.svc.")
+    assert found["port"] == ports["metrics"]
+    token = f"{given['EVERSTEP_RUNS_DIRECTORY']}/{controller_metrics.TOKEN_FILE}"
+    assert scraped["authorization"]["credentials_file"] == token
+
+    rules = [one["spec"] for one in made if one["kind"] == "NetworkPolicy"]
+    (rule,) = [r for r in rules if matches(r["podSelector"], labels) and r.get("ingress")]
+    assert [port["port"] for entry in rule["ingress"] for port in entry["ports"]] == [
+        ports["metrics"]
+    ]
 
 
 def test_alerts_and_dashboard_ask_for_metrics_that_are_served() -> None:

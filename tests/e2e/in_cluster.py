@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import time
+import urllib.request
 import uuid
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
@@ -57,6 +58,29 @@ class InCluster:
     spec: JobSpec
     handle: WorkflowHandle[RunJob, JobResult]
     processes: dict[str, subprocess.Popen[bytes]]
+    environment: dict[str, str]
+
+    async def add_controller(self, name: str, build: Path | None = None) -> None:
+        """Start another controller, and wait until it serves.
+
+        Args:
+            name: Of its log, `controller-` and what tells it from others.
+            build: Folder of other workflows than ours.
+        """
+        port = ports.free_port(HOST)
+        where = {"KUBECONFIG": str(self.where.of_user(CONTROLLER))}
+        given = self.environment | where | {"EVERSTEP_HEALTH_PORT": str(port)}
+        if build is not None:
+            given["PYTHONPATH"] = os.pathsep.join([str(build), given.get("PYTHONPATH", "")])
+        self.processes[name] = _start(self.folder, name, given)
+
+        def ready() -> bool:
+            with contextlib.suppress(OSError):
+                url = f"http://{HOST}:{port}/readyz"
+                return bool(urllib.request.urlopen(url, timeout=5).status == 200)
+            return False
+
+        await self.until(lambda: ready(), f"{name} serves")
 
     async def until(self, holds: Callable[[], object], what: str) -> None:
         deadline_s = time.monotonic() + PATIENCE_S
@@ -143,6 +167,8 @@ async def in_cluster(
     name = f"e2e-{uuid.uuid4().hex[:6]}"
     spec_file = write_spec(folder, steps, standbys, **{"name": name, **spec})
     job = load_spec(spec_file)
+    # Pods of a JobSet's Jobs end with the job, those of StatefulSets do not.
+    ends_with_job = job.pods.kind == "jobset"
     run, lock = claim(folder / "run", fresh=False)
     version, code = take_version(job, run.code)
     given = WorkerSettings(
@@ -166,7 +192,11 @@ async def in_cluster(
 
         def start_agent(pod: Json) -> subprocess.Popen[bytes]:
             metadata, node = pod["metadata"], pod["spec"]["nodeName"]
-            own = {"EVERSTEP_POD_NAME": metadata["name"], "EVERSTEP_POD_UID": metadata["uid"]}
+            own = {
+                "EVERSTEP_POD_NAME": metadata["name"],
+                "EVERSTEP_POD_UID": metadata["uid"],
+                "EVERSTEP_ENDS_WITH_JOB": str(ends_with_job),
+            }
             return _start(run, f"agent-{metadata['name']}", environment | own, node)
 
         processes = {
@@ -183,7 +213,10 @@ async def in_cluster(
                     labels = {"everstep_dev__job": name, "everstep_dev__role": role}
                     training = f"everstep-{name}-training"
                     set_name = standby_set(name) if role == "standby" else training
-                    await plays.make_set(set_name, size, **labels)
+                    if ends_with_job:
+                        await plays.make_job(f"everstep-{name}-{role}-0", size, **labels)
+                    else:
+                        await plays.make_set(set_name, size, **labels)
                 await _make_budget(where, job)
                 client = await Client.connect(temporal_address, data_converter=DATA_CONVERTER)
                 handle = await client.start_workflow(
@@ -195,7 +228,7 @@ async def in_cluster(
                     search_attributes=story.job_attributes(name),
                 )
                 try:
-                    yield InCluster(where, plays, run, job, handle, processes)
+                    yield InCluster(where, plays, run, job, handle, processes, environment)
                 finally:
                     await _end_workflows(client, name)
         finally:

@@ -20,7 +20,8 @@ from everstep.workflows.messages import UpdateRequest
 from tests.e2e.conftest import STEPS
 from tests.e2e.in_cluster import InCluster, in_cluster
 from tests.e2e.local import WAITER, Finished
-from tests.fakes.kube.where import NODES
+from tests.fakes.kube.faults import Call, Fault, Kind
+from tests.fakes.kube.where import ANALYZER, CONTROLLER, NODES
 
 pytestmark = [
     pytest.mark.slow,
@@ -30,7 +31,7 @@ pytestmark = [
 ]
 
 
-def waiter(folder: Path) -> dict[str, object]:
+def waiter(folder: Path, kind: str = "jobset") -> dict[str, object]:
     """A job on two machines of one rank that starts at once and waits, on racks."""
     code = folder / "code"
     code.mkdir()
@@ -42,6 +43,7 @@ def waiter(folder: Path) -> dict[str, object]:
         "gpus_per_machine": 1,
         "parallelism": {"dp": 2},
         "topology_label": TOPOLOGY_RACK,
+        "pods": {"kind": kind},
         "standby": {"count": 1, "self_check": False},
     }
 
@@ -56,10 +58,11 @@ def recovered(run: InCluster, incident: int) -> bool:
     return len(found) >= incident and found[incident - 1].outcome is Outcome.RECOVERED
 
 
+@pytest.mark.parametrize("kind", ["statefulset", "jobset"])
 async def test_a_job_on_pods_loses_a_node_and_a_pod_and_is_changed(
-    tmp_path: Path, temporal_address: str
+    kind: str, tmp_path: Path, temporal_address: str
 ) -> None:
-    async with in_cluster(tmp_path, temporal_address, 5, 0, 1, **waiter(tmp_path)) as run:
+    async with in_cluster(tmp_path, temporal_address, 5, 0, 1, **waiter(tmp_path, kind)) as run:
         # Racks are numbered against the nodes: that of n2 is before that of n0 and n1.
         await run.until(lambda: runs(run, 1), "attempt 1 runs")
         await run.until_shown()
@@ -84,7 +87,8 @@ async def test_a_job_on_pods_loses_a_node_and_a_pod_and_is_changed(
         assert conditions["EverstepQuarantined"].startswith(f"{run.spec.name}, incident 1: ")
         assert run.incidents[0].finding.symptom is Symptom.AGENT_LOST
 
-        # Its pod hangs, so the set of standbys grows by one that takes the used one's place.
+        # Its pod hangs. A Job brings another; else the set of standbys grows by one. The used one
+        # has so been replaced.
         assert (await run.standby()).machine not in (lost, standby.machine)
 
         # Somebody deletes a pod: the watch says so, and its set brings another.
@@ -115,6 +119,39 @@ async def test_a_job_on_pods_loses_a_node_and_a_pod_and_is_changed(
     assert (result.attempts, result.incidents) == (4, 3)
 
 
+async def test_a_recovery_waits_for_no_api_server(tmp_path: Path, temporal_address: str) -> None:
+    """It is away for all of it, then it refuses one thing; marks follow as far as it lets them."""
+    async with in_cluster(tmp_path, temporal_address, 4, 0, 2, **waiter(tmp_path)) as run:
+        if run.where.server is None:
+            pytest.skip("a real server does not fail at will")
+        faults = run.where.server.faults
+        await run.until(lambda: runs(run, 1), "attempt 1 runs")
+        await run.until_shown()
+        shown = await run.shown()
+        away = Fault(Kind.ANSWER, lambda call: call.user in (CONTROLLER, ANALYZER), count=10**6)
+        faults.order(away)
+        await run.plays.lose(shown["1"])
+        await run.until(lambda: runs(run, 2), "attempt 2 runs")
+        assert await run.taints(shown["1"]) == []
+        away.count = 0
+        await run.until(lambda: recovered(run, 1), "the first incident is over")
+        await run.until_shown()
+        assert await run.taints(shown["1"]) == ["everstep.dev/quarantine"]
+        assert (await run.roles())[shown["1"]] == "evicted"
+
+        faults.order(Fault(Kind.ANSWER, _cordons, count=10**6, code=403))
+        await run.plays.lose(shown["0"])
+        await run.until(lambda: runs(run, 3), "attempt 3 runs")
+        await run.until(lambda: recovered(run, 2), "the second incident is over")
+        told = [entry.text for entry in run.incidents[1].timeline]
+        (said,) = [text for text in told if f"could not evict {shown['0']}" in text]
+        assert said.endswith("ordered by a test")
+
+
+def _cordons(call: Call) -> bool:
+    return (call.user, call.verb, call.resource) == (CONTROLLER, "patch", "nodes")
+
+
 async def test_a_trainer_on_pods_hangs_and_loses_a_node_and_ends_bit_equal(
     tmp_path: Path, temporal_address: str, undisturbed: dict[int, str]
 ) -> None:
@@ -123,6 +160,7 @@ async def test_a_trainer_on_pods_hangs_and_loses_a_node_and_ends_bit_equal(
     spec: dict[str, object] = {
         "command": command,
         "detection": {"hang_after_at_least_s": 4.0},
+        "pods": {"kind": "statefulset"},
     }
     async with in_cluster(tmp_path, temporal_address, 8, STEPS, 2, **spec) as run:
         # Of fewer steps nobody knows how long they take, and so what silence means.

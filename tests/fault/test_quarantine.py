@@ -245,6 +245,23 @@ async def test_a_dead_nodes_pod_is_not_waited_for(node: Node) -> None:
     assert "deletionTimestamp" in (await node.pod())["metadata"]
 
 
+@pytest.mark.parametrize("victim", ["patch nodes", "patch nodes/status"])
+async def test_a_node_that_vanishes_meanwhile_keeps_its_pod_from_nothing(
+    node: Node, victim: str
+) -> None:
+    if node.where.server is None:
+        pytest.skip("a real server's nodes vanish when they like")
+    verb, _, where = victim.partition(" ")
+    resource, _, subresource = where.partition("/")
+
+    def wanted(call: Call) -> bool:
+        return (call.verb, call.resource, call.subresource) == (verb, resource, subresource)
+
+    node.where.server.faults.order(Fault(Kind.ANSWER, wanted, code=404))
+    assert await node.call(node.cluster.evict, node.evict) == Evicted()
+    assert "deletionTimestamp" in (await node.pod())["metadata"]
+
+
 @pytest.mark.parametrize("kind", [Kind.ANSWER, Kind.CUT_BEFORE, Kind.CUT_AFTER])
 @pytest.mark.parametrize(
     "victim", ["patch nodes", "patch nodes/status", "patch pods", "create pods/eviction"]
@@ -336,3 +353,26 @@ async def test_what_a_jobset_brings_in_place_of_what_hangs_is_enough(node: Node)
     assert not caught.value.non_retryable
     await node.where.make_pod("pod-1", everstep_dev__job=JOB, everstep_dev__role="training")
     await node.call(node.cluster.request_machines, request)
+
+
+async def test_a_pod_that_is_being_replaced_at_this_moment_makes_no_set_larger(node: Node) -> None:
+    where, sets = node.where, f"/apis/apps/v1/namespaces/{node.where.namespace}/statefulsets"
+    # Nobody makes their pods: as if all of them were between an old pod and a new one.
+    for role, size in {"training": 2, "standby": 1}.items():
+        labels = {"app": role}
+        spec = {
+            "replicas": size,
+            "serviceName": "x",
+            "selector": {"matchLabels": labels},
+            "template": {
+                "metadata": {"labels": labels},
+                "spec": {"containers": [{"name": "agent", "image": "none"}]},
+            },
+        }
+        await where.api.post(sets, {"metadata": {"name": f"everstep-{JOB}-{role}"}, "spec": spec})
+    request = MachineRequest(JOB, "run", 1, count=1, total=3, reason="one is lost")
+    await node.call(node.cluster.request_machines, request)
+    found = await where.api.get(f"{sets}/everstep-{JOB}-standby/scale")
+    assert found["spec"]["replicas"] == 1
+    for role in ("training", "standby"):
+        await where.api.delete(f"{sets}/everstep-{JOB}-{role}", {})

@@ -10,6 +10,9 @@ import pytest
 import yaml
 from tests.unit.test_submit import write
 
+from everstep.core.errors import InputError
+from everstep.workers.cluster.install import Installation
+
 
 def everstep(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "everstep.cli.main", *arguments]
@@ -38,7 +41,10 @@ def test_submit_prints_a_job_and_says_that_nothing_is_done(tmp_path: Path) -> No
     ("arguments", "said"),
     [
         (("install",), "--print"),
+        (("install", "--print", "--namespace", "Bad_Name"), "--namespace: 'Bad_Name' is no name"),
+        (("doctor", "nowhere.yaml"), "nowhere.yaml: there is no such file"),
         (("submit", "SPEC"), "--cluster"),
+        (("submit", "SPEC", "--cluster", "--print", "--image", "a b"), "--image: 'a b' is no"),
         (("submit", "nowhere.yaml", "--cluster"), "nowhere.yaml: there is no such file"),
         (("submit", "SPEC", "--cluster", "--code-at", "code", "--print"), "not absolute"),
     ],
@@ -49,3 +55,25 @@ def test_wrong_input_is_named(arguments: tuple[str, ...], said: str, tmp_path: P
     assert done.returncode == 2
     assert said in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"namespace": ""}, "--namespace: '' is no name"),
+        ({"namespace": "a.b"}, "--namespace: 'a.b' is no name"),
+        ({"image": ""}, "--image: '' is no image"),
+        ({"temporal_address": "http://x:1"}, "--temporal-address: 'http://x:1' is no address"),
+        ({"temporal_address": "x"}, "--temporal-address: 'x' is no address"),
+        ({"temporal_namespace": ""}, "--temporal-namespace: it is empty"),
+    ],
+)
+def test_an_installation_that_cannot_be_is_refused(given: dict[str, str], said: str) -> None:
+    with pytest.raises(InputError) as refused:
+        Installation(**given)
+    assert said in str(refused.value)
+
+
+def test_an_address_may_be_that_of_a_host_of_any_kind() -> None:
+    for address in ("temporal-frontend.temporal.svc:7233", "10.0.0.1:7233", "[fd00::1]:7233"):
+        assert Installation(temporal_address=address).temporal_address == address

@@ -167,13 +167,20 @@ def test_other_code_is_another_submission(tmp_path: Path) -> None:
     ("changes", "said"),
     [
         ({"pods": {}}, "pods.image"),
-        ({"name": "x" * 40}, "shorter name"),
+        ({"name": "x" * 32}, "shorter name"),
+        ({"name": "temporal"}, "everstep-temporal is a part of the installation"),
         ({"code": {"directory": "nowhere"}}, "--code-at"),
         ({"command": ["python", "other.py"]}, "there is no other.py in it"),
         ({"checkpoint": {"storage": {"path": "ckpt", "every_s": 60}}}, "checkpoint.storage.path"),
         ({"code": {"directory": "code", "previous": "nowhere"}}, "code.previous"),
         ({"pods": {"image": "a", "resources": {"memory": "lots"}}}, "no quantity"),
         ({"pods": {"image": "a", "kind": "deployment"}}, "pods.kind"),
+        ({"pods": {"image": "a b"}}, "pods.image: 'a b' is no image"),
+        ({"pods": {"image": "a", "volume_claim": "Runs"}}, "pods.volume_claim: 'Runs' is no name"),
+        ({"pods": {"image": "a", "pull_secrets": ["x/y"]}}, "pods.pull_secrets"),
+        ({"pods": {"image": "a", "node_selector": {"a b": "c"}}}, "'a b' is no label"),
+        ({"pods": {"image": "a", "tolerations": [{"key": ""}]}}, "'' is no label"),
+        ({"pods": {"image": "a", "capabilities": ["sys"]}}, "'sys' is no capability"),
     ],
 )
 def test_what_means_nothing_in_a_cluster_is_refused(
@@ -190,3 +197,12 @@ def test_a_mistake_in_the_code_is_found_before_it_is_sent(tmp_path: Path) -> Non
     (tmp_path / "code" / "train.py").write_text("print(\n")
     with pytest.raises(InputError, match=r"train.py, line 1"):
         submission(file, TARGET)
+
+
+def test_the_longest_name_fits_into_that_of_a_pod(tmp_path: Path) -> None:
+    given = submission(write(tmp_path, name="x" * 31), TARGET)
+    (job_set,) = by_kind(objects(given, b"s", "t"), "JobSet")
+    names = [
+        f"{job_set['metadata']['name']}-{j['name']}-0" for j in job_set["spec"]["replicatedJobs"]
+    ]
+    assert max(len(f"{name}-99999-abcde") for name in names) == 63

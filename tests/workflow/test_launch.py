@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 from temporalio.client import Client, WorkflowExecutionStatus
+from temporalio.service import RPCError
 
+from everstep.activities.kube.connection import NotThereError
 from everstep.activities.kube.objects import Objects, path_of
 from everstep.core import names
 from everstep.core.errors import EverstepError, InputError
@@ -16,7 +18,7 @@ from everstep.workers.cluster.launch import job_objects_with, launch
 from everstep.workers.cluster.pod import Submission
 from everstep.workers.cluster.submit import Target, submission
 from everstep.workers.payloads import DATA_CONVERTER
-from tests.fakes.kube.faults import Fault, Kind
+from tests.fakes.kube.faults import Call, Fault, Kind
 from tests.fakes.kube.where import Where, anywhere
 from tests.unit.test_submit import write
 
@@ -76,6 +78,11 @@ async def test_a_second_time_changes_nothing_and_says_so(desk: Desk) -> None:
     await desk.submit(desk.given())
     assert desk.heard[-1] == f"job {desk.job} runs already, as it was submitted"
     assert (await desk.secret())["data"]["secret"] == before
+    sets = f"/apis/apps/v1/namespaces/{desk.where.namespace}/statefulsets"
+    scale = f"{sets}/everstep-{desk.job}-standby/scale"
+    await desk.where.api.patch(scale, {"spec": {"replicas": 5}})
+    await desk.submit(desk.given())
+    assert (await desk.where.api.get(scale))["spec"]["replicas"] == 5, "one of them may train"
     await desk.end()
 
 
@@ -87,7 +94,7 @@ async def test_cut_off_anywhere_it_goes_on(desk: Desk, kind: Kind) -> None:
     for resource in ("secrets", "networkpolicies", "deployments", "statefulsets"):
 
         def concerned(call: Any, resource: str = resource) -> bool:
-            return bool(call.verb == "create" and call.resource == resource)
+            return bool(call.verb == "create" and call.resource == resource and not call.dry)
 
         desk.where.server.faults.order(Fault(kind, concerned))
         with pytest.raises(EverstepError, match="no answer"):
@@ -138,12 +145,36 @@ async def test_what_somebody_else_made_is_left_alone(desk: Desk) -> None:
     with pytest.raises(InputError, match="is not this job's"):
         await desk.submit(given)
     assert (await desk.where.api.get(path_of(service)))["metadata"]["labels"] == {"app": "theirs"}
+    await nothing_is_made(desk)
 
 
-async def test_who_may_not_is_told_what_the_server_says(desk: Desk) -> None:
+async def nothing_is_made(desk: Desk) -> None:
+    assert desk.heard == []
+    with pytest.raises(NotThereError):
+        await desk.secret()
+    with pytest.raises(RPCError):
+        await desk.status()
+
+
+@pytest.mark.parametrize("code", [403, 404, 422])
+@pytest.mark.parametrize("resource", ["secrets", "statefulsets"])
+async def test_what_the_server_refuses_is_told_before_anything_is_made(
+    desk: Desk, resource: str, code: int
+) -> None:
+    """A right, a CRD or a field that is wrong, at the first object or at the last."""
     if desk.where.server is None:
         pytest.skip("needs a server that refuses")
-    refusal = Fault(Kind.ANSWER, lambda call: call.resource == "secrets", code=403)
-    desk.where.server.faults.order(refusal)
-    with pytest.raises(EverstepError, match="ordered by a test"):
+
+    def concerned(call: Call) -> bool:
+        return (call.verb, call.resource) == ("create", resource)
+
+    desk.where.server.faults.order(Fault(Kind.ANSWER, concerned, code=code))
+    with pytest.raises(InputError, match=r"ordered by a test.*everstep doctor SPEC"):
         await desk.submit(desk.given())
+    await nothing_is_made(desk)
+
+
+async def test_a_namespace_that_is_not_there_is_named(desk: Desk) -> None:
+    with pytest.raises(InputError, match="nowhere"):
+        await desk.submit(desk.given("nowhere"))
+    await nothing_is_made(desk)

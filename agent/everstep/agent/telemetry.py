@@ -128,7 +128,9 @@ class TelemetryClient:
                 return
             self._news.clear()
             try:
-                await asyncio.wait_for(self._news.wait(), self._heartbeat_interval_s)
+                # Python 3.11's `wait_for` loses a cancellation that comes together with the news.
+                async with asyncio.timeout(self._heartbeat_interval_s):
+                    await self._news.wait()
             except TimeoutError:
                 await peer.send({"type": "beat"})
 

@@ -56,6 +56,11 @@ def standby_set(job: str) -> str:
     return f"everstep-{job}-standby"
 
 
+def training_set(job: str) -> str:
+    """Name of the StatefulSet of the machines that a job begins with, where it has one."""
+    return f"everstep-{job}-training"
+
+
 def is_label_key(text: str) -> bool:
     """Whether a text can name a label: an optional DNS prefix, a slash, and a short name."""
     prefix, slash, name = text.rpartition("/")
@@ -63,3 +68,19 @@ def is_label_key(text: str) -> bool:
     if slash and not re.fullmatch(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?", prefix):
         return False
     return named is not None
+
+
+def is_namespace(text: str) -> bool:
+    """Whether a text can name a namespace: a DNS label."""
+    return re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", text) is not None
+
+
+def is_object_name(text: str) -> bool:
+    """Whether a text can name most other objects: a DNS name."""
+    label = "[a-z0-9]([a-z0-9-]*[a-z0-9])?"
+    return len(text) <= 253 and re.fullmatch(rf"{label}(\.{label})*", text) is not None
+
+
+def is_image(text: str) -> bool:
+    """Whether a text can name an image; whether there is one, a registry knows."""
+    return re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._:/@-]*", text) is not None

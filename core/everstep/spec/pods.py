@@ -3,21 +3,49 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeInt, field_validator
+from pydantic import AfterValidator, Field, NonNegativeInt, field_validator
 
+from everstep.core import kubernetes_names as words
 from everstep.spec.policies import SpecPart
 from everstep.spec.problems import relation_error, shown
 
-_Texts = Annotated[tuple[str, ...], Field(strict=False)]
+
+def _checked(test: Callable[[str], object], what: str, fix: str) -> Callable[[str], str]:
+    def check(text: str) -> str:
+        if not test(text):
+            raise relation_error("", f"{shown(text)} is no {what}", fix)
+        return text
+
+    return check
+
+
+_label = _checked(words.is_label_key, "label", "Write it as nodes have it: example.com/name")
+_object_name = _checked(
+    words.is_object_name,
+    "name of an object",
+    "Use lower-case letters, digits, hyphens and dots, none of these two at an end",
+)
+_image = _checked(words.is_image, "image", "Write it as its registry does: registry/name:tag")
+_capability = _checked(
+    re.compile("[A-Z][A-Z_]*").fullmatch, "capability", "Write it without CAP_: SYS_PTRACE"
+)
+_Label = Annotated[str, AfterValidator(_label)]
+_Name = Annotated[str, AfterValidator(_object_name)]
+_Image = Annotated[str, AfterValidator(_image)]
+_Names = Annotated[tuple[_Name, ...], Field(strict=False)]
+_Capabilities = Annotated[
+    tuple[Annotated[str, AfterValidator(_capability)], ...], Field(strict=False)
+]
 _QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?(m|[kMGTPE]|[KMGTPE]i)?")
 
 
 class Toleration(SpecPart):
     """A taint of nodes that the job's pods do not mind."""
 
-    key: str = Field(min_length=1, description="Key of the taint.")
+    key: _Label = Field(description="Key of the taint.")
     value: str | None = Field(default=None, description="Its value; not given: any.")
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = Field(
         default=None, description="Its effect; not given: any."
@@ -27,9 +55,8 @@ class Toleration(SpecPart):
 class Pods(SpecPart):
     """What the job's machines are in a Kubernetes cluster."""
 
-    image: str | None = Field(
+    image: _Image | None = Field(
         default=None,
-        min_length=1,
         examples=["registry.example.com/team/train:1.4"],
         description="Image of training pods: the trainer's own, with `everstep[agent]` in it.",
     )
@@ -51,28 +78,27 @@ class Pods(SpecPart):
     shared_memory: str | None = Field(
         default=None, description="Size of /dev/shm; not given: up to the pod's memory."
     )
-    volume_claim: str = Field(
+    volume_claim: _Name = Field(
         default="everstep-runs",
-        min_length=1,
         description="Volume (ReadWriteMany) for the folders of runs.",
     )
-    node_selector: dict[str, str] = Field(
+    node_selector: dict[_Label, str] = Field(
         default_factory=dict[str, str], description="Labels of nodes that will do."
     )
     tolerations: Annotated[tuple[Toleration, ...], Field(strict=False)] = Field(
         default=(), description="Taints of nodes that the pods do not mind."
     )
-    runtime_class: str | None = Field(
+    runtime_class: _Name | None = Field(
         default=None, examples=["nvidia"], description="RuntimeClass that brings the GPUs."
     )
-    service_account: str | None = Field(
+    service_account: _Name | None = Field(
         default=None, description="Of training pods; they get no token of it."
     )
-    pull_secrets: _Texts = Field(default=(), description="Secrets by which the image is pulled.")
+    pull_secrets: _Names = Field(default=(), description="Secrets by which the image is pulled.")
     user: NonNegativeInt | None = Field(
         default=None, description="User id of training pods; not given: the image's own."
     )
-    capabilities: _Texts = Field(
+    capabilities: _Capabilities = Field(
         default=("SYS_PTRACE",),
         description="All capabilities that a training pod keeps; py-spy needs SYS_PTRACE.",
     )

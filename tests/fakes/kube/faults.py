@@ -42,6 +42,8 @@ class Call:
     resource: str
     subresource: str
     namespace: str
+    dry: bool = False
+    """Whether nothing is to be changed."""
 
     @property
     def right(self) -> Right:

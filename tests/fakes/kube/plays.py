@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import signal
 import subprocess
+import uuid
 from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -26,6 +27,8 @@ from tests.fakes.kube.where import NODES, Where, label_names
 
 EVERY_S = 0.1
 GRACE_S = 3.0
+JOB_NAME = "batch.kubernetes.io/job-name"
+JOB_INDEX = "batch.kubernetes.io/job-completion-index"
 
 Start = Callable[[Json], subprocess.Popen[bytes]]
 
@@ -58,6 +61,28 @@ class Plays:
     @property
     def sets(self) -> str:
         return f"/apis/apps/v1/namespaces/{self.where.namespace}/statefulsets"
+
+    @property
+    def jobs(self) -> str:
+        return f"/apis/batch/v1/namespaces/{self.where.namespace}/jobs"
+
+    async def make_job(self, name: str, size: int, **labels: str) -> None:
+        """A Job as a JobSet makes it of ours: each of its pods is replaced once it has failed, or
+        its deletion has begun."""
+        spec: Json = {
+            "parallelism": size,
+            "completions": size,
+            "completionMode": "Indexed",
+            "backoffLimit": 1000,
+            "template": {
+                "metadata": {"labels": label_names(labels)},
+                "spec": {
+                    "restartPolicy": "Never",
+                    "containers": [{"name": "agent", "image": "none"}],
+                },
+            },
+        }
+        await self.where.api.post(self.jobs, {"metadata": {"name": name}, "spec": spec})
 
     async def make_set(self, name: str, size: int, **labels: str) -> None:
         """A StatefulSet whose pods carry these labels, named as by `Where.make_pod`."""
@@ -99,7 +124,9 @@ class Plays:
         return items
 
     async def _make_pods(self) -> None:
-        there = {pod["metadata"]["name"] for pod in await self._pods()}
+        pods = await self._pods()
+        await self._make_pods_of_jobs(pods)
+        there = {pod["metadata"]["name"] for pod in pods}
         for one in (await self.where.api.get(self.sets))["items"]:
             template = one["spec"]["template"]
             for number in range(one["spec"]["replicas"]):
@@ -110,10 +137,25 @@ class Plays:
                     with contextlib.suppress(EverstepError):
                         await self.where.api.post(self.where.pods, pod)
 
+    async def _make_pods_of_jobs(self, pods: list[Json]) -> None:
+        living = {_place(pod) for pod in pods if _goes_on(pod)}
+        for one in (await self.where.api.get(self.jobs))["items"]:
+            template, name = one["spec"]["template"], one["metadata"]["name"]
+            for index in range(one["spec"]["parallelism"]):
+                if (name, str(index)) not in living:
+                    marks = {JOB_NAME: name, JOB_INDEX: str(index)}
+                    metadata = {
+                        "name": f"{name}-{index}-{uuid.uuid4().hex[:5]}",
+                        "labels": {**template["metadata"]["labels"], **marks},
+                    }
+                    with contextlib.suppress(EverstepError):
+                        pod = {"metadata": metadata, "spec": template["spec"]}
+                        await self.where.api.post(self.where.pods, pod)
+
     async def _bind(self) -> None:
         """One pod a node, in order of their names, never on a node that is shut."""
         pods = await self._pods()
-        taken = {pod["spec"].get("nodeName") for pod in pods}
+        taken = {pod["spec"].get("nodeName") for pod in pods if not _has_ended(pod)}
         nodes = [await self.where.api.get(f"{NODES}/{name}") for name in self.where.nodes]
         free = [n["metadata"]["name"] for n in nodes if _is_open(n, self.dead)]
         free = [name for name in free if name not in taken]
@@ -145,12 +187,14 @@ class Plays:
         pods = {pod["metadata"]["uid"]: pod for pod in await self._pods()}
         for uid, pod in pods.items():
             node = pod["spec"].get("nodeName")
-            if not node or node in self.dead:
+            if not node or node in self.dead or _has_ended(pod):
                 continue
             if "deletionTimestamp" in pod["metadata"]:
                 await self._stop(uid, pod)
-            elif uid not in self.running or self.running[uid].process.poll() is not None:
+            elif uid not in self.running:
                 await self._start(uid, pod)
+            elif (code := self.running[uid].process.poll()) is not None:
+                await self._ended(uid, pod, code)
         for uid in [uid for uid in self.running if uid not in pods]:
             kill_all(self.running.pop(uid).process.pid)
 
@@ -160,6 +204,15 @@ class Plays:
         ready = {"type": "Ready", "status": "True"}
         status = {"phase": "Running", "conditions": [ready]}
         await self.where.api.patch(f"{self.where.pods}/{name}/status", {"status": status})
+
+    async def _ended(self, uid: str, pod: Json, code: int) -> None:
+        """Start a container again that has ended, or say how it did, as its pod would have it."""
+        if pod["spec"].get("restartPolicy", "Always") == "Always":
+            await self._start(uid, pod)
+            return
+        status: Json = {"phase": "Failed" if code else "Succeeded", "conditions": []}
+        path = f"{self.where.pods}/{pod['metadata']['name']}/status"
+        await self.where.api.patch(path, {"status": status})
 
     async def _stop(self, uid: str, pod: Json) -> None:
         run, now_s = self.running.get(uid), asyncio.get_running_loop().time()
@@ -181,8 +234,9 @@ class Plays:
         for run in self.running.values():
             kill_all(run.process.pid)
             run.process.wait()
-        for one in (await self.where.api.get(self.sets))["items"]:
-            await self.where.api.delete(f"{self.sets}/{one['metadata']['name']}", {})
+        for path in (self.sets, self.jobs):
+            for one in (await self.where.api.get(path))["items"]:
+                await self.where.api.delete(f"{path}/{one['metadata']['name']}", {})
 
 
 @asynccontextmanager
@@ -208,6 +262,23 @@ def kill_all(pid: int) -> None:
     for one in family:
         with contextlib.suppress(psutil.NoSuchProcess):
             one.kill()
+
+
+def _place(pod: Json) -> tuple[str, str]:
+    """Of which Job a pod is, and which one of it."""
+    labels = pod["metadata"].get("labels", {})
+    return labels.get(JOB_NAME, ""), labels.get(JOB_INDEX, "")
+
+
+def _has_ended(pod: Json) -> bool:
+    return pod["status"].get("phase") in ("Failed", "Succeeded")
+
+
+def _goes_on(pod: Json) -> bool:
+    """Whether nobody has to take its place: one that ended well is done."""
+    if pod["status"].get("phase") == "Succeeded":
+        return True
+    return not _has_ended(pod) and "deletionTimestamp" not in pod["metadata"]
 
 
 def _is_open(node: Json, dead: set[str]) -> bool:

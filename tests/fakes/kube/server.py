@@ -10,18 +10,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import re
 import time
 import uuid
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from aiohttp import web
 
 from everstep.core.kubernetes.objects import part
+from tests.fakes.kube.asked import Target, selection_of, target_of
 from tests.fakes.kube.eviction import check_uid, delete_pod, evict
 from tests.fakes.kube.faults import Call, Fault, Faults, Kind, Right
 from tests.fakes.kube.patches import (
@@ -31,7 +30,7 @@ from tests.fakes.kube.patches import (
     merged,
     strategically_merged,
 )
-from tests.fakes.kube.selectors import Test, selector
+from tests.fakes.kube.selectors import Test
 from tests.fakes.kube.store import ApiError, Change, Key, Store
 
 HOST = "127.0.0.1"
@@ -43,30 +42,17 @@ KINDS = {
     "pods": "Pod",
     "nodes": "Node",
     "namespaces": "Namespace",
+    "jobs": "Job",
     "leases": "Lease",
     "poddisruptionbudgets": "PodDisruptionBudget",
     "serviceaccounts": "ServiceAccount",
     "statefulsets": "StatefulSet",
 }
-_PATH = re.compile(
-    r"(?P<prefix>/api/v1|/apis/[^/]+/[^/]+)"
-    r"(?:/namespaces/(?P<namespace>[^/]+)(?=/))?"
-    r"/(?P<resource>[^/]+)(?:/(?P<name>[^/]+)(?:/(?P<subresource>[^/]+))?)?"
-)
 LONGEST_WATCH_S = 1800.0
 PATCHES = {
     "application/merge-patch+json": merged,
     "application/strategic-merge-patch+json": strategically_merged,
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """What a request is about."""
-
-    key: Key
-    subresource: str
-    call: Call
 
 
 class KubeServer:
@@ -85,6 +71,11 @@ class KubeServer:
         self.rights: dict[str, frozenset[Right]] = {}
         """What users may do; who is not named here may do all."""
         self.bookmarks = bookmarks
+        self.documents: dict[str, Json] = {
+            "/version": {"gitVersion": "v1.36.2-fake"},
+            "/apis/jobset.x-k8s.io/v1alpha2": {"kind": "APIResourceList", "resources": []},
+        }
+        """What is told of the server itself, by path."""
         self.url = ""
 
     def application(self) -> web.Application:
@@ -96,7 +87,9 @@ class KubeServer:
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         try:
-            target = _target(request)
+            if (document := self.documents.get(request.path)) is not None:
+                return web.json_response(document)
+            target = target_of(request)
             self.calls.add(target.call)
             self._check_right(target.call)
             fault = self.faults.take(target.call)
@@ -151,7 +144,7 @@ class KubeServer:
 
     def _create(self, target: Target, body: Json) -> Json:
         key = target.key
-        if key.resource == "selfsubjectaccessreviews":
+        if key.resource in ("selfsubjectaccessreviews", "subjectaccessreviews"):
             return {**body, "status": {"allowed": True}}
         if target.subresource == "eviction":
             evict(self.store, key, body)
@@ -169,7 +162,8 @@ class KubeServer:
         elif key.resource in ("nodes", "namespaces"):
             body = {"spec": {}, "status": {}, **body}
         _check_times(key, body)
-        return self.store.create(Key(key.prefix, key.resource, key.namespace, name), body)
+        key = Key(key.prefix, key.resource, key.namespace, name)
+        return self.store.create(key, body, dry=target.call.dry)
 
     def _bind(self, key: Key, body: Json) -> None:
         pod = self.store.get(key)
@@ -181,7 +175,7 @@ class KubeServer:
         self.store.replace(key, {**pod, "spec": spec, "status": status})
 
     def _list(self, request: web.Request, target: Target) -> Json:
-        key, wanted = target.key, _selector(request, target)
+        key, wanted = target.key, selection_of(request, target)
         items = [i for i in self.store.of(key.prefix, key.resource, key.namespace) if wanted(i)]
         return {
             "kind": f"{KINDS.get(key.resource, '')}List",
@@ -231,6 +225,8 @@ class KubeServer:
             after = {**after, "status": before.get("status", {})}
         if target.key.resource == "pods" and after["spec"] != before["spec"]:
             raise ApiError(422, "Invalid", "pod updates may not change fields other than image")
+        if target.call.dry:
+            return after
         return self.store.replace(target.key, after)
 
     def _delete(self, request: web.Request, target: Target, body: Json) -> Json:
@@ -247,7 +243,7 @@ class KubeServer:
     async def _watch(
         self, request: web.Request, target: Target, fault: Fault | None
     ) -> web.StreamResponse:
-        wanted = _selector(request, target)
+        wanted = selection_of(request, target)
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         await response.prepare(request)
         if fault is not None and fault.kind is Kind.SILENT_STREAM:
@@ -320,33 +316,6 @@ def kubeconfig(url: str, user: str = "tests") -> Json:
         ],
         "users": [{"name": "fake", "user": {"token": user}}],
     }
-
-
-def _target(request: web.Request) -> Target:
-    found = _PATH.fullmatch(request.path)
-    if found is None:
-        raise ApiError(404, "NotFound", "the server could not find the requested resource")
-    part = {name: value or "" for name, value in found.groupdict().items()}
-    # `/api/v1/namespaces/x` is a namespace, and `/api/v1/namespaces/x/pods` is in one.
-    key = Key(part["prefix"], part["resource"], part["namespace"], part["name"])
-    watches = request.query.get("watch") in ("true", "1", "True")
-    verb = {
-        "GET": "get" if key.name else "watch" if watches else "list",
-        "POST": "create",
-        "PATCH": "patch",
-        "PUT": "update",
-        "DELETE": "delete",
-    }[request.method]
-    group = key.prefix.split("/")[2] if key.prefix.startswith("/apis/") else ""
-    user = request.headers.get("Authorization", "").removeprefix("Bearer ")
-    call = Call(user, verb, group, key.resource, part["subresource"], key.namespace)
-    return Target(key, part["subresource"], call)
-
-
-def _selector(request: web.Request, target: Target) -> Test:
-    query = request.query
-    labels, fields = query.get("labelSelector", ""), query.get("fieldSelector", "")
-    return selector(target.key.resource, labels, fields)
 
 
 def _event(change: Change, wanted: Test) -> tuple[str, Json] | None:

@@ -99,8 +99,8 @@ class Store:
             if (key.prefix, key.resource) == (prefix, resource) and namespace in ("", key.namespace)
         ]
 
-    def create(self, key: Key, given: Json) -> Json:
-        """Keep a new object under the identity that a server gives it.
+    def create(self, key: Key, given: Json, dry: bool = False) -> Json:
+        """Keep a new object, if it is no dry run, under the identity that a server gives it.
 
         Raises:
             ApiError: 409, one of that name is there.
@@ -111,6 +111,8 @@ class Store:
         if key.namespace:
             identity["namespace"] = key.namespace
         metadata = {**given.get("metadata", {}), **identity, "generation": 1}
+        if dry:
+            return {**given, "metadata": metadata}
         return self._put(key, {**given, "metadata": metadata})
 
     def replace(self, key: Key, after: Json) -> Json:

@@ -18,7 +18,7 @@ from everstep.spec.job import JobSpec
 from everstep.spec.load import read_spec
 from everstep.workers.cluster import doctor
 from everstep.workers.cluster.finding import Finding, State
-from everstep.workers.cluster.install import BASE_NAMESPACE
+from everstep.workers.cluster.install import BASE_NAMESPACE, check_namespace
 from everstep.workers.cluster.reaching import cluster
 from everstep.workers.cluster.temporal_doctor import look_at_temporal
 
@@ -34,6 +34,7 @@ def doctor_command(
     json_: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Say what this cluster lacks, and how to mend it; ends with 1 when anything is missing."""
+    check_namespace(namespace)
     spec = None if spec_file is None else read_spec(spec_file)
     found = asyncio.run(_look(namespace, spec))
     if json_:

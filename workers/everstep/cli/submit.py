@@ -12,7 +12,13 @@ from everstep.cli.console import err, out
 from everstep.cli.install import print_objects
 from everstep.core.errors import InputError, TransientError
 from everstep.workers import runtime
-from everstep.workers.cluster.install import BASE_NAMESPACE, Installation, controller_image
+from everstep.workers.cluster.install import (
+    BASE_NAMESPACE,
+    Installation,
+    check_image,
+    check_namespace,
+    controller_image,
+)
 from everstep.workers.cluster.launch import job_objects_with, launch, new_secret
 from everstep.workers.cluster.pod import Submission
 from everstep.workers.cluster.reaching import cluster
@@ -49,6 +55,10 @@ def submit_command(
     if not to_cluster:
         raise InputError("--cluster", "is missing", "Give it; on this machine: everstep run SPEC.")
     analyzer = image_of_analyzer or controller_image(Installation())
+    check_namespace(namespace)
+    check_image("--image-of-analyzer", analyzer)
+    if image is not None:
+        check_image("--image", image)
     given = submission(spec_file, Target(namespace, analyzer, code_at, image))
     if print_:
         print_objects(job_objects_with(given, new_secret()))

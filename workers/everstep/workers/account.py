@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable
 from datetime import timedelta
 
-from temporalio.client import Client
+from temporalio.client import Client, WorkflowQueryFailedError
 from temporalio.service import RPCError, RPCStatusCode
 
 from everstep.core.meter import Meter
@@ -88,7 +88,7 @@ class Account:
         while True:
             try:
                 await self._ask(client, job)
-            except RPCError as error:
+            except (RPCError, WorkflowQueryFailedError) as error:
                 logger.info("the job cannot be asked: %s", error)
             await asyncio.sleep(ASK_EVERY_S)
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from temporalio.client import Client
+from temporalio.client import Client, WorkflowQueryFailedError
 from temporalio.service import RPCError
 
 from everstep.core.liveness import AgentWatch
@@ -106,7 +106,7 @@ async def expect_known(client: Client, job: str, watch: AgentWatch) -> None:
     while True:
         try:
             status = await handle.query(RunJob.status)
-        except RPCError as error:
+        except (RPCError, WorkflowQueryFailedError) as error:
             logger.info("the job cannot be asked yet: %s", error)
             await asyncio.sleep(1.0)
             continue
@@ -162,22 +162,24 @@ async def main() -> int:
     )
     told = metrics.AnalyzerMetrics(server, reporter.alerts, account)
     metrics.serve(told, given, spec.name, "analyzer")
-    background = [
+    # Without one of these, hangs and lost machines would go unseen.
+    needed = [
         asyncio.create_task(reporter.run()),
         asyncio.create_task(raise_silent(watch, senses, board, reporter)),
-        asyncio.create_task(expect_known(client, spec.name, watch)),
     ]
+    background = [asyncio.create_task(expect_known(client, spec.name, watch))]
     if given.metrics_port is not None:
         background.append(asyncio.create_task(account.follow(client, spec.name)))
     if given.cluster == "kubernetes":
         background.append(asyncio.create_task(keep_state(client, spec.name, given.run_directory)))
         looking = clusters.watch(given, spec.name, lambda m: m in watch.machines(), reporter.put)
-        background.append(asyncio.create_task(looking))
-    ended = runtime.job_ended(client, spec.name) if given.ends_with_job else None
+        needed.append(asyncio.create_task(looking))
+    if given.ends_with_job:
+        needed.append(asyncio.create_task(runtime.job_ended(client, spec.name)))
     async with registry.analyzer(client, spec.name, server) as worker:
         health.ready = polling(client, worker)
-        await stopping.until_stopped(stop, ended)
-    for task in background:
+        await stopping.until_stopped(stop, stopping.first_to_end(needed))
+    for task in (*needed, *background):
         task.cancel()
     listening.close()
     server.disconnect_all()

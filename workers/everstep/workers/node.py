@@ -116,15 +116,8 @@ async def main() -> int:
             asyncio.create_task(pods.run()),
             asyncio.create_task(Monitor(monitor_config(given), desk.take).run()),
         ]
-        await stopping.until_stopped(stop, _first_to_end(watching))
+        await stopping.until_stopped(stop, stopping.first_to_end(watching))
     return 0
-
-
-async def _first_to_end(tasks: list[asyncio.Task[None]]) -> None:
-    """None of them ends but by an error, which is this one's, too."""
-    done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    for task in done:
-        task.result()
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
 from everstep.agent.process import die_with
@@ -69,6 +69,17 @@ async def until_stopped(stop: asyncio.Event, other: Coroutine[None, None, None] 
         return True
     ended.cancel()
     return False
+
+
+async def first_to_end(tasks: Sequence[asyncio.Task[None]]) -> None:
+    """Wait for the first of several parts of a process to end, most of which only an error ends.
+
+    Raises:
+        Exception: What that one raised: without it, the process would seem to do what it does not.
+    """
+    done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in done:
+        task.result()
 
 
 def stop_requested() -> asyncio.Event:

@@ -113,7 +113,8 @@ class TelemetryServer:
             while (seen := self.board.reached(attempt, step, time.time())) is None:
                 # Ranks that report nothing change nothing but their age.
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._changed.wait(), AGE_CHECK_EVERY_S)
+                    async with asyncio.timeout(AGE_CHECK_EVERY_S):
+                        await self._changed.wait()
         return seen
 
     async def _talk(self, peer: link.AsyncLink) -> None:

@@ -34,6 +34,7 @@ from everstep.core.kubernetes_names import (
     ROLE_TRAINING,
     pods_of,
     standby_set,
+    training_set,
 )
 from everstep.core.model import MachineInfo
 from everstep.core.vocabulary import Verdict
@@ -299,31 +300,40 @@ class KubernetesCluster(ClusterPort):
     async def _request(self, request: MachineRequest) -> None:
         """Grow the set of standbys by what no controller brings by itself.
 
-        A set replaces a pod that was deleted. It does not replace one that hangs on a dead node, so
-        another makes up for that; sets are never made smaller here.
+        A set replaces a pod that was deleted: what it is to have counts, and not what is there at
+        this moment. It does not replace one that hangs on a dead node, so another makes up for
+        that; sets are never made smaller here.
         """
         pods = await self._pods_of(request.job)
-        stuck = [pod for pod in pods if pod.ended and not await self._is_well(pod.node)]
-        coming = len(pods) - len(stuck)
-        lacking = request.total - coming
-        if lacking <= 0:
+        ended = [pod for pod in pods if pod.ended]
+        well = await asyncio.gather(*(self._is_well(pod.node) for pod in ended))
+        stuck = {pod.uid for pod, is_well in zip(ended, well, strict=True) if not is_well}
+        standby, training = standby_set(request.job), training_set(request.job)
+        scale = await self._scale(standby)
+        if scale is None:
+            if (coming := len(pods) - len(stuck)) < request.total:
+                raise TransientError(
+                    f"{coming} of {request.total} pods are there, and no StatefulSet {standby} to"
+                    " bring more: whatever keeps them has not replaced what is gone"
+                )
             return
-        name = standby_set(request.job)
-        try:
-            scale = await self._api.get(f"{self._sets}/{name}/scale")
-        except NotThereError as error:
-            raise TransientError(
-                f"{coming} of {request.total} pods are there, and no StatefulSet {name} to bring"
-                " more: whatever keeps them has not replaced what is gone"
-            ) from error
-        # One that hangs holds its place in the set.
-        held = sum(1 for pod in pods if pod.name.startswith(f"{name}-"))
-        if held + lacking > scale["spec"]["replicas"]:
+        others = await self._scale(training)
+        size: int = scale["spec"]["replicas"]
+        kept = sum(not pod.name.startswith(f"{standby}-") for pod in pods)
+        coming = size + (kept if others is None else others["spec"]["replicas"]) - len(stuck)
+        if coming < request.total:
             patch = {
                 "metadata": {"resourceVersion": scale["metadata"]["resourceVersion"]},
-                "spec": {"replicas": held + lacking},
+                "spec": {"replicas": size + request.total - coming},
             }
-            await self._api.patch(f"{self._sets}/{name}/scale", patch)
+            await self._api.patch(f"{self._sets}/{standby}/scale", patch)
+
+    async def _scale(self, name: str) -> Json | None:
+        """The size that a StatefulSet is to have; None where there is none."""
+        try:
+            return await self._api.get(f"{self._sets}/{name}/scale")
+        except NotThereError:
+            return None
 
     async def _is_well(self, node: str) -> bool:
         try:

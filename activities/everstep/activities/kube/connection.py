@@ -8,11 +8,14 @@ drop a `false` on the way, and parsing a job's pods into them would hold the eve
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import aiohttp
+import yaml
 from kubernetes.aio import config
 from kubernetes.aio.client import ApiClient, Configuration
 from kubernetes.aio.client.exceptions import OpenApiException
@@ -32,6 +35,18 @@ TIMEOUT_S = 10.0
 CONNECT_S = 3.0
 MAX_CONNECTIONS = 16
 MAX_SAID_CHARS = 300
+
+
+UNREADABLE = (
+    ConfigException,
+    OSError,
+    ValueError,
+    TypeError,
+    KeyError,
+    AttributeError,
+    yaml.YAMLError,
+)
+"""What the library raises at a kubeconfig file that it does not understand."""
 
 
 class NotThereError(PermanentError):
@@ -91,13 +106,15 @@ class Connection:
         """
         return await self._ask("GET", path, query=query)
 
-    async def post(self, path: str, body: Json) -> Json:
+    async def post(self, path: str, body: Json, query: Mapping[str, str] | None = None) -> Json:
         """Create something; raises as `get` does, and ChangedError, BudgetError."""
-        return await self._ask("POST", path, body)
+        return await self._ask("POST", path, body, query)
 
-    async def patch(self, path: str, body: Json, kind: str = MERGE) -> Json:
+    async def patch(
+        self, path: str, body: Json, kind: str = MERGE, query: Mapping[str, str] | None = None
+    ) -> Json:
         """Change something; raises as `get` does, and ChangedError."""
-        return await self._ask("PATCH", path, body, content_type=kind)
+        return await self._ask("PATCH", path, body, query, kind)
 
     async def delete(self, path: str, body: Json) -> Json:
         """Delete something; raises as `get` does, and ChangedError."""
@@ -192,15 +209,33 @@ async def connected(kubeconfig: str | None) -> AsyncGenerator[Connection]:
     """
     configuration: Any = Configuration()
     try:
+        _look_for(kubeconfig)
         await _load(configuration, kubeconfig)
-    except (ConfigException, OSError, ValueError, TypeError, KeyError) as error:
+        _look_at(configuration.host)
+        configuration.connection_pool_maxsize = MAX_CONNECTIONS
+        # Reads certificates.
+        client = ApiClient(configuration)
+    except UNREADABLE as error:
         where = kubeconfig or "this process runs in no pod, and ~/.kube/config"
+        said = _text(error).replace("\n", " ")
+        if isinstance(error, TypeError | KeyError | AttributeError):
+            said = "it is not written as a kubeconfig is"
         raise InputError(
-            "KUBECONFIG", f"{where} cannot be read: {_text(error)}", "Name a kubeconfig file."
+            "KUBECONFIG", f"{where} cannot be read: {said}", "Name a kubeconfig file."
         ) from error
-    configuration.connection_pool_maxsize = MAX_CONNECTIONS
-    async with ApiClient(configuration) as api:
+    async with client as api:
         yield Connection(api)
+
+
+def _look_for(kubeconfig: str | None) -> None:
+    """The library takes several files, as kubectl does, and of absent ones says nothing clear."""
+    if kubeconfig and not any(Path(file).is_file() for file in kubeconfig.split(os.pathsep)):
+        raise FileNotFoundError("there is no such file")
+
+
+def _look_at(server: str) -> None:
+    if not server.startswith(("http://", "https://")):
+        raise ValueError(f"its server is no address: {server!r}")
 
 
 async def _load(configuration: Any, kubeconfig: str | None) -> None:
@@ -232,7 +267,9 @@ def error_of(code: int, status: Json, retry_after: str | None = None) -> Everste
     if code == 410:
         return ExpiredError(said)
     if code == 429:
-        causes = [c for c in entries(status, "details", "causes") if "Budget" in c["reason"]]
+        causes = [
+            c for c in entries(status, "details", "causes") if "Budget" in c.get("reason", "")
+        ]
         if causes and retry_after is None:
             return BudgetError(str(causes[0].get("message", said)))
         return BusyError(said, _seconds(retry_after))

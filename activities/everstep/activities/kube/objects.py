@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from everstep.activities.kube.connection import ChangedError, Connection, NotThereError
-from everstep.core.errors import InputError
+from everstep.core.errors import InputError, PermanentError
 from everstep.core.kubernetes_names import LABEL_JOB
 
 Json = dict[str, Any]
@@ -23,6 +23,8 @@ RESOURCES: Mapping[str, str] = {
     "StatefulSet": "statefulsets",
 }
 """What each kind is called in a path."""
+
+DRY_RUN = {"dryRun": "All"}
 
 
 class Objects:
@@ -46,6 +48,28 @@ class Objects:
         except NotThereError:
             return None
 
+    async def try_out(self, wanted: Json) -> None:
+        """Have the server say whether it would keep an object; nothing is changed.
+
+        Raises:
+            InputError: It would not, or what is there under this name is not this job's.
+            TransientError: It does not answer.
+        """
+        path = path_of(wanted)
+        try:
+            try:
+                await self._connection.post(path.rpartition("/")[0], wanted, DRY_RUN)
+            except ChangedError:
+                found = await self._connection.get(path)
+                _refuse_others(wanted, found)
+                await self._connection.patch(path, _changes(wanted), query=DRY_RUN)
+        except PermanentError as error:
+            raise InputError(
+                _where(wanted),
+                f"is refused, so that nothing was made: {error}",
+                "See what is missing: everstep doctor SPEC.",
+            ) from error
+
     async def keep(self, wanted: Json) -> Json:
         """Make an object, or change the one that is there; a second time changes nothing.
 
@@ -61,14 +85,8 @@ class Objects:
             return await self._connection.post(path.rpartition("/")[0], wanted)
         except ChangedError:
             found = await self._connection.get(path)
-        if _job(found) != _job(wanted):
-            where = f"{wanted['kind']} {wanted['metadata']['name']}"
-            raise InputError(
-                where,
-                f"is there already in {wanted['metadata']['namespace']}, and is not this job's",
-                "Rename or delete it, or give the job another name.",
-            )
-        return await self._connection.patch(path, wanted)
+        _refuse_others(wanted, found)
+        return await self._connection.patch(path, _changes(wanted))
 
 
 def path_of(wanted: Json) -> str:
@@ -77,6 +95,31 @@ def path_of(wanted: Json) -> str:
     root = f"/apis/{version}" if "/" in version else f"/api/{version}"
     resource = RESOURCES[wanted["kind"]]
     return f"{root}/namespaces/{metadata['namespace']}/{resource}/{metadata['name']}"
+
+
+def _changes(wanted: Json) -> Json:
+    """What is asked of an object that is there already.
+
+    A set keeps its size, which was made larger where a pod hangs: made smaller, it would lose a
+    machine that may train.
+    """
+    if wanted["kind"] != "StatefulSet":
+        return wanted
+    spec = {name: value for name, value in wanted["spec"].items() if name != "replicas"}
+    return {**wanted, "spec": spec}
+
+
+def _refuse_others(wanted: Json, found: Json) -> None:
+    if _job(found) != _job(wanted):
+        raise InputError(
+            _where(wanted),
+            f"is there already in {wanted['metadata']['namespace']}, and is not this job's",
+            "Rename or delete it, or give the job another name.",
+        )
+
+
+def _where(wanted: Json) -> str:
+    return f"{wanted['kind']} {wanted['metadata']['name']}"
 
 
 def _job(found: Json) -> str | None:

@@ -72,7 +72,9 @@ class ClusterWatch:
     async def _look(self) -> None:
         while True:
             try:
-                await asyncio.wait_for(self._changed.wait(), LOOK_EVERY_S)
+                # Python 3.11's `wait_for` loses a cancellation that comes together with a change.
+                async with asyncio.timeout(LOOK_EVERY_S):
+                    await self._changed.wait()
                 await asyncio.sleep(GATHER_S)
             except TimeoutError:
                 pass

@@ -164,7 +164,8 @@ class Monitor:
         while True:
             await self._try(sense, look())
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(sooner.wait(), interval_s)
+                async with asyncio.timeout(interval_s):
+                    await sooner.wait()
             sooner.clear()
 
     async def _try(self, sense: str, look: Awaitable[None]) -> None:

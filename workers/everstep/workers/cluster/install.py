@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import resources
@@ -9,12 +10,16 @@ from typing import Any, cast
 
 import yaml
 
+from everstep.core.errors import InputError
+from everstep.core.kubernetes_names import is_image, is_namespace
 from everstep.workers.cluster import places
 
 Object = dict[str, Any]
 
 BASE_NAMESPACE = "everstep"
 """The namespace in which `deploy/base` puts everything."""
+
+_ADDRESS = re.compile(r"[A-Za-z0-9_.-]+:[0-9]{1,5}|\[[0-9a-fA-F:]+\]:[0-9]{1,5}")
 
 OF_THE_CLUSTER = ("Namespace", "ClusterRole", "ClusterRoleBinding")
 
@@ -28,12 +33,49 @@ class Installation:
         image: Image of controllers.
         temporal_address: Where Temporal is, `host:port`.
         temporal_namespace: Namespace there.
+
+    Raises:
+        InputError: One of them cannot be what it is given for.
     """
 
     namespace: str = BASE_NAMESPACE
     image: str | None = None
     temporal_address: str | None = None
     temporal_namespace: str | None = None
+
+    def __post_init__(self) -> None:
+        check_namespace(self.namespace)
+        if self.image is not None:
+            check_image("--image", self.image)
+        address = self.temporal_address
+        if address is not None and not _ADDRESS.fullmatch(address):
+            fix = "Give host:port as pods see it, without http://."
+            raise InputError("--temporal-address", f"{address!r} is no address", fix)
+        if self.temporal_namespace == "":
+            fix = "Give it, or leave the option out."
+            raise InputError("--temporal-namespace", "it is empty", fix)
+
+
+def check_namespace(namespace: str) -> None:
+    """Refuse what cannot be a namespace.
+
+    Raises:
+        InputError: It cannot.
+    """
+    if not is_namespace(namespace):
+        fix = "Use up to 63 lower-case letters, digits and hyphens, no hyphen at either end."
+        raise InputError("--namespace", f"{namespace!r} is no name of a namespace", fix)
+
+
+def check_image(option: str, image: str) -> None:
+    """Refuse what cannot be an image.
+
+    Raises:
+        InputError: It cannot.
+    """
+    if not is_image(image):
+        fix = "Write it as its registry does: registry/name:tag."
+        raise InputError(option, f"{image!r} is no image", fix)
 
 
 def manifests(wanted: Installation) -> list[Object]:

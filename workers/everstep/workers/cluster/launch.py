@@ -48,8 +48,9 @@ async def launch(
     it goes on when it is called again, with the same secret.
 
     Raises:
-        InputError: Another job of this name runs, or what an ended one left is still there.
-        TransientError, PermanentError: The API server does not answer, or refuses.
+        InputError: Another job of this name runs, or what an ended one left is still there; or the
+            API server refuses a part of it, which it is asked before anything is made.
+        TransientError, PermanentError: It does not answer, or changes its mind.
     """
     from everstep.activities.kube.objects import Objects  # noqa: PLC0415
 
@@ -60,6 +61,8 @@ async def launch(
     _refuse_others(given, runs, known)
     secret = new_secret() if known is None else base64.b64decode(known["data"]["secret"])
     first, *rest = job_objects_with(given, secret)
+    for one in (first, *rest):
+        await objects.try_out(one)
     owner = await objects.keep(first)
     say(_told(first))
     for one in rest:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from everstep.core.errors import InputError
 
-MAX_NAME_CHARS = 34
-"""Of a job: what Kubernetes adds to it in a pod's host name must fit into 63 characters."""
+MAX_NAME_CHARS = 31
+"""Of a job: a pod's name of a JobSet of 100,000 has 63 characters, and JobSets are refused that may
+come to have longer ones."""
 
 PART_OF = "app.kubernetes.io/part-of"
 COMPONENT = "app.kubernetes.io/component"
@@ -39,12 +40,22 @@ TEMPORAL = "everstep-temporal"
 """ConfigMap with Temporal's environment variables, and Secret with its `temporal.toml`, if any."""
 
 
+RESERVED = ("analyzer", "controller", "default-deny", "node", "runs", "secrets", "temporal")
+"""Names of jobs whose objects would be called as those of the installation are."""
+
+
 def object_name(job: str, part: str = "") -> str:
     """Name of one of a job's objects.
 
     Raises:
-        InputError: The job's name is too long for a cluster.
+        InputError: The job's name is too long for a cluster, or one of the installation's own.
     """
+    if job in RESERVED:
+        raise InputError(
+            f"name ({job})",
+            f"everstep-{job} is a part of the installation",
+            "Give the job another name.",
+        )
     if len(job) > MAX_NAME_CHARS:
         raise InputError(
             f"name ({job})",
