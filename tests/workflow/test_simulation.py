@@ -6,6 +6,7 @@ to within the time of the whole run; all parts of the model take far longer.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,11 +22,9 @@ from everstep.core.simulation.setting import Setting
 from everstep.core.vocabulary import Check, Symptom
 from everstep.spec.load_simulation import load_durations, load_stream
 from everstep.spec.simulation import StreamSpec, spec_for_workflows
-from everstep.workers.simulation.run import (
-    MOST_LATE_S,
-    Given,
-    simulate as simulate_with_workflows,
-)
+from everstep.workers.simulation import parts
+from everstep.workers.simulation.parts import INCIDENTS_PER_PART, Given
+from everstep.workers.simulation.run import MOST_LATE_S, simulate as simulate_with_workflows
 from tests.unit.simulated import DURATIONS, SPEC, fault, setting_of
 
 HOUR_S = 3603.0
@@ -99,11 +98,16 @@ def setting() -> Setting:
 
 
 async def with_workflows(
-    faults: Sequence[Fault], kills: int = 0, given: Setting | None = None
+    faults: Sequence[Fault],
+    kills: int = 0,
+    given: Setting | None = None,
+    part: int = INCIDENTS_PER_PART,
 ) -> tuple[Run, float]:
     """The run, and the real time that it took."""
     began_s = time.monotonic()
-    how = Given(spec_for_workflows(SPEC), machines_per_batch=8, kills=kills)
+    how = Given(
+        spec_for_workflows(SPEC), machines_per_batch=8, incidents_per_part=part, kills=kills
+    )
     run = await simulate_with_workflows(given or setting(), faults, how)
     return run, time.monotonic() - began_s
 
@@ -160,15 +164,20 @@ async def test_both_engines_do_the_same() -> None:
 
 @pytest.mark.server
 @pytest.mark.slow
-async def test_both_engines_do_the_same_where_machines_and_copies_are_few() -> None:
+async def test_both_engines_do_the_same_where_machines_and_copies_are_few(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """And where the job goes on with a fresh server, as the counted engine is not told."""
+    caplog.set_level(logging.INFO, parts.__name__)
     counted = simulate(setting(), SCARCE)
     back, lost, stored, slow = (one.record for one in counted.met)
     assert len(lost.evicted) == 3
     assert stored.lost_steps > 0
     assert len(slow.evicted) == 4
     assert len(back.evicted) > len({*back.evicted})
-    real, took_s = await with_workflows(SCARCE)
+    real, took_s = await with_workflows(SCARCE, part=2)
     hold_against(counted, real, took_s)
+    assert "goes on with a fresh server: incidents 1 to 2" in caplog.messages
 
 
 @pytest.mark.soak

@@ -24,7 +24,8 @@ from everstep.spec.job import JobSpec
 from everstep.spec.load import read_spec
 from everstep.spec.load_simulation import check_times, load_durations, load_policy, load_stream
 from everstep.spec.simulation import StreamSpec, setting, spec_for_workflows, spec_with
-from everstep.workers.simulation.run import Given, simulate as simulate_with_workflows
+from everstep.workers.simulation.parts import Given
+from everstep.workers.simulation.run import simulate as simulate_with_workflows
 
 MOST_DAYS = 3650.0
 

@@ -77,6 +77,9 @@ CLOSE_S = 0.002
 MOST_DELAY_S = 0.3
 """Real time after an answer within which a controller is killed that is to be."""
 
+CALM_S = 1.0
+"""This long after an incident's end it has said so to all: time stands still while it does."""
+
 ANSWERS_KEPT = 64
 """Batches whose answer is known and not fetched yet: two of the job, and those of its tests."""
 
@@ -86,23 +89,29 @@ MISSING = "missing for slot"
 
 @dataclass
 class Signals:
-    """How what happens reaches the workflows.
+    """How what happens reaches the workflows, as long as they are on one server.
 
     Attributes:
+        begin: Starts the job, or goes on with it, where the last server left it.
         alerts: To the job.
         update: A person's wish, to the job.
         joined: A machine, to the job.
         approve: A person's word, to the incident of this number.
         changed: To fate: something may be due sooner.
         closed: To whoever keeps the server's time: the incident of this number ends.
+        leave: Takes the job from its server; whether it could be had.
+        kill: Kills a controller.
     """
 
+    begin: Callable[[], Awaitable[None]]
     alerts: Callable[[list[Alert]], Awaitable[None]]
     update: Callable[[UpdateRequest], Awaitable[None]]
     joined: Callable[[MachineInfo], Awaitable[None]]
     approve: Callable[[int, Approval], Awaitable[None]]
     changed: Callable[[], Awaitable[None]]
     closed: Callable[[int], None]
+    leave: Callable[[], Awaitable[bool]]
+    kill: Callable[[], None]
 
 
 @dataclass(order=True)
@@ -130,20 +139,22 @@ class SimulatedCluster(
 
     Args:
         world: The model.
-        signals: How what happens reaches them.
         progress: Is told how much of the job's time is over, 0 to 1.
     """
 
-    def __init__(self, world: World, signals: Signals, progress: Callable[[float], None]) -> None:
+    _signals: Signals
+
+    def __init__(self, world: World, progress: Callable[[float], None]) -> None:
         self.world = world
         self.records: dict[int, IncidentRecord] = {}
         self.missed: set[int] = set()
         self.from_s = 0.0
         self.latest_s = 0.0
-        self.begun = asyncio.Event()
-        self._signals, self._progress = signals, progress
+        self._progress = progress
         self._asked_at_s = time.monotonic()
-        self._disturb: Callable[[], None] | None = None
+        self._leaves_after = 0
+        self._left = False
+        self._left_at_s = 0.0
         self._disturbed: list[int] = []
         self._machines = Machines(world)
         self._events: list[_Event] = []
@@ -161,15 +172,25 @@ class SimulatedCluster(
             self.evict, self.save_incident, self.page, *self.unshown(),
         ]  # fmt: skip
 
-    def disturb(self, kill: Callable[[], None], times: int, faults: int) -> None:
-        """Kill something in the middle of incidents, spread over the whole run.
+    def move(self, signals: Signals, incidents: int) -> None:
+        """From now on the workflows are on another server, or on the first one.
 
         Args:
-            kill: What to do.
+            signals: How what happens reaches them there.
+            incidents: After so many closed ones the job leaves it, as soon as it trains.
+        """
+        self._signals, self._left = signals, False
+        self._leaves_after = len(self._closed) + incidents
+        # Before anything else that is due at that moment.
+        self._at(self._left_at_s, signals.begin, order=-1)
+
+    def disturb(self, times: int, faults: int) -> None:
+        """Kill controllers in the middle of incidents, spread over the whole run.
+
+        Args:
             times: How often.
             faults: How many are to be expected.
         """
-        self._disturb = kill
         self._disturbed = [1 + number * faults // max(1, times) for number in range(times)]
 
     # --- What happens -----------------------------------------------------------------------------
@@ -186,21 +207,28 @@ class SimulatedCluster(
         if not self.from_s:
             self.from_s = _of(activity.info().started_time)
         now_s, end_s = self._now_s(), self.world.setting.days * DAY_S
-        self._progress(min(1.0, now_s / end_s))
-        while self._events and self._events[0].at_s <= now_s + CLOSE_S:
+        while not self._left and self._events and self._events[0].at_s <= now_s + CLOSE_S:
             event = heapq.heappop(self._events)
             self.latest_s = max(self.latest_s, now_s - event.at_s)
+            self._progress(min(1.0, now_s / end_s))
             try:
                 await event.happen()
             except BaseException:
                 heapq.heappush(self._events, event)
                 raise
-        if now_s >= end_s - CLOSE_S:
+        if self._left or now_s >= end_s - CLOSE_S:
             return None
         return self.from_s + min([end_s, *(event.at_s for event in self._events[:1])])
 
     def _at(self, at_s: float, happen: Callable[[], Awaitable[None]], order: int = 0) -> None:
         heapq.heappush(self._events, _Event(at_s, order, next(self._numbers), happen))
+
+    async def _leave(self, at_s: float) -> None:
+        """Leave the server, unless the next incident is about to begin."""
+        if self._left or self.world.strike in self.world.struck[-1:]:
+            return
+        self._left = await self._signals.leave()
+        self._left_at_s = at_s
 
     async def _notice(self, strike: Strike) -> None:
         self.world.notice()
@@ -232,11 +260,11 @@ class SimulatedCluster(
         return reports
 
     async def _answer_batch(self, batch: RawValue) -> tuple[RawValue, float]:
-        if self._disturb is not None and len(self.world.struck) in self._disturbed:
+        if len(self.world.struck) in self._disturbed:
             self._disturbed.remove(len(self.world.struck))
             # In the middle of what the answer leads to.
             after_s = MOST_DELAY_S * (len(self._disturbed) % 10) / 10
-            asyncio.get_running_loop().call_later(after_s, self._disturb)
+            asyncio.get_running_loop().call_later(after_s, lambda: self._signals.kill())
         converter = activity.payload_converter()
         orders: MachineOrders = converter.from_payload(batch.payload, MachineOrders)
         reports, ready_s = self._machines.answer(orders, self._ordered_s())
@@ -249,7 +277,6 @@ class SimulatedCluster(
         if not self._machines.begins(order.attempt):
             return
         self._machines.begin(order, at_s)
-        self.begun.set()
         strike = self.world.strike
         if strike is not None:
             self._at(strike.alert_at_s, lambda: self._notice(strike))
@@ -362,7 +389,7 @@ class SimulatedCluster(
         """
         self.records[record.incident] = record
         if record.outcome is Outcome.RECOVERED and record.closed_at_s is not None:
-            self._close(record.incident)
+            await self._close(record.incident)
         key = record.incident, len(record.marks)
         if record.outcome is not Outcome.HELD or MISSING in record.missing or key in self._asked:
             return
@@ -372,13 +399,17 @@ class SimulatedCluster(
         self._at(answers_s, lambda: self._answer(record.incident))
         await self._signals.changed()
 
-    def _close(self, incident: int) -> None:
+    async def _close(self, incident: int) -> None:
         if incident in self._closed:
             return
         self._closed.add(incident)
         if self.world.is_in_job():
             self.missed.add(incident)
         self._signals.closed(incident)
+        if len(self._closed) >= self._leaves_after:
+            calm_s = self._now_s() + CALM_S
+            self._at(calm_s, lambda: self._leave(calm_s))
+            await self._signals.changed()
 
     async def _answer(self, incident: int) -> None:
         """A person has mended it, and lets the incident go on."""

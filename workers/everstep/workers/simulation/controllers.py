@@ -21,8 +21,6 @@ from temporalio.service import RPCError
 from everstep.workers.simulation.controller import KILLED, LEFT_ALONE
 from everstep.workers.simulation.wire import Wire
 
-STOPS_WITHIN_S = 10.0
-
 QUEUES_EMPTIED = 8
 """Of so many dead controllers; each workflow that still runs is given a task in every incident."""
 
@@ -61,8 +59,10 @@ class Controllers:
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
 
     def kill(self) -> None:
-        """Kill it without notice, and start another one, which knows nothing."""
-        assert self._process is not None and self._wire is not None  # noqa: S101, PT018 - as said
+        """Kill it without notice, and start another one that knows nothing; none after the end."""
+        if self._process is None:
+            return
+        assert self._wire is not None  # noqa: S101 - as said
         self._process.kill()
         self._process.wait()
         self.killed += 1
@@ -78,12 +78,10 @@ class Controllers:
             task.cancel()
         await asyncio.gather(*self._emptying, return_exceptions=True)
         if self._process is not None:
-            self._process.terminate()
-            try:
-                self._process.wait(STOPS_WITHIN_S)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
+            # Nothing that it may be at is of use to anybody, and `wire` waits with us.
+            self._process.kill()
+            self._process.wait()
+            self._process = None
 
     @property
     def _identity(self) -> str:

@@ -1,0 +1,229 @@
+"""A part of a simulated run: some weeks of the job on a time-skipping server of their own.
+
+Such a server keeps a list of when it let time pass, and looks through all of it whenever a timer is
+due: what an incident costs grows with how many there were. So a job leaves its server after some,
+as it leaves a run whose history is long: what it would have continued as new with, it is started
+with on a fresh server, when the clock there shows the same moment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from temporalio.client import Client, WorkflowHandle
+from temporalio.exceptions import WorkflowAlreadyStartedError
+from temporalio.service import RPCError
+from temporalio.worker import Worker
+
+from everstep.core import names
+from everstep.core.errors import TransientError
+from everstep.spec.job import JobSpec
+from everstep.workers.simulation.cluster import Signals, SimulatedCluster
+from everstep.workers.simulation.controllers import Controllers, controlled
+from everstep.workers.simulation.redirect import NEVER, SUFFIX
+from everstep.workers.simulation.server import let_time_pass, let_time_pass_after, skipping
+from everstep.workflows import options, story
+from everstep.workflows.incident import ResolveIncident
+from everstep.workflows.job import RunJob
+from everstep.workflows.messages import Approval, JobInput, JobState
+from everstep.workflows.simulated import SimulateFate
+
+MACHINES_PER_BATCH = 600
+"""Six times that of production: a child workflow costs the same whatever its batch, and no history
+comes near a limit when the machines of a batch leave nothing in it."""
+
+INCIDENTS_PER_PART = 80
+"""What more of them cost the server is what a fresh one and its controller cost to start."""
+
+STALLED_S = 300.0
+"""Real time in which nothing is asked of the cluster, after which nothing will be any more."""
+
+CONTINUES_WITHIN_S = 60.0
+LOOKS_AGAIN_S = 0.02
+
+QUEUE = f"{names.CONTROLLER_QUEUE}.simulated"
+
+SAYS_NOTHING = "report_alerts"
+"""Of no alerts: it lengthens the history of a job, and does nothing else."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What a run through the workflows is given beside its setting.
+
+    Attributes:
+        spec: The job.
+        machines_per_batch: How many machines one workflow orders by itself.
+        incidents_per_part: After so many closed ones the job goes on with a fresh server.
+        kills: How often its controller is killed.
+        progress: Is told how much of it is done, 0 to 1.
+    """
+
+    spec: JobSpec
+    machines_per_batch: int = MACHINES_PER_BATCH
+    incidents_per_part: int = INCIDENTS_PER_PART
+    kills: int = 0
+    progress: Callable[[float], None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """What a job's workflow is started with, on the first server or on the next one."""
+
+    job: JobInput
+    state: JobState
+
+
+async def run_part(cluster: SimulatedCluster, given: Given, carried: Carried) -> Carried | None:
+    """Let the job go on with a server of its own; what to go on with, or None: its days are over.
+
+    Raises:
+        InputError: The time-skipping server is not installed.
+        TransientError: It does not answer, or nothing happens any more.
+    """
+    async with (
+        skipping() as client,
+        controlled(client, QUEUE, given.kills > 0) as controllers,
+        Worker(
+            client,
+            task_queue=QUEUE + SUFFIX,
+            activities=cluster.activities(),
+            max_concurrent_activities=8,
+        ),
+    ):
+        part = _Part(client, given, carried)
+        cluster.move(part.signals(controllers), given.incidents_per_part)
+        fate = await client.start_workflow(
+            SimulateFate.run, id=part.fate.id, task_queue=QUEUE, task_timeout=part.task_timeout
+        )
+        # Fate sleeps until the moment at which the job has left its last server.
+        await let_time_pass(client)
+        await _until_over(fate, cluster)
+        await part.end()
+    return part.left
+
+
+class _Part:
+    """How the cluster reaches the workflows on one server, and how the job comes and goes."""
+
+    def __init__(self, client: Client, given: Given, carried: Carried) -> None:
+        name = given.spec.name
+        self._client, self._name, self._carried = client, name, carried
+        self._job = client.get_workflow_handle(names.job_workflow_id(name))
+        self.fate = client.get_workflow_handle(f"simulation/{name}")
+        in_production = options.workflow_task_timeout(given.spec.machines)
+        self.task_timeout = in_production if given.kills else NEVER
+        self._ending = set[asyncio.Task[None]]()
+        self.left: Carried | None = None
+
+    def signals(self, controllers: Controllers) -> Signals:
+        """All that the cluster may do here."""
+        job = self._job
+        return Signals(
+            begin=self._begin,
+            alerts=lambda alerts: job.signal(RunJob.report_alerts, alerts),
+            update=lambda request: job.signal(RunJob.push_update, request),
+            joined=lambda machine: job.signal(RunJob.machine_joined, machine),
+            approve=self._approve,
+            changed=lambda: self.fate.signal(SimulateFate.changed),
+            closed=self._closed,
+            leave=self._leave,
+            kill=controllers.kill,
+        )
+
+    async def end(self) -> None:
+        """Nothing of it goes on."""
+        for task in self._ending:
+            task.cancel()
+        await asyncio.gather(*self._ending, return_exceptions=True)
+        with contextlib.suppress(RPCError):
+            await self._job.terminate("its days are over, here")
+
+    async def _begin(self) -> None:
+        with contextlib.suppress(WorkflowAlreadyStartedError):
+            await self._client.start_workflow(
+                RunJob.run,
+                args=[self._carried.job, self._carried.state],
+                id=self._job.id,
+                task_queue=QUEUE,
+                task_timeout=self.task_timeout,
+                search_attributes=story.job_attributes(self._name),
+            )
+        # Before a controller has it, nothing would keep time from passing.
+        await self._job.query(RunJob.status)
+
+    async def _leave(self) -> bool:
+        began = self._carried.state.incidents
+        self.left = await carried_by(self._client, self._job.id, self._carried.job.max_events)
+        if self.left is not None:
+            incidents = self.left.state.incidents
+            logger.info("goes on with a fresh server: incidents %d to %d", began + 1, incidents)
+        return self.left is not None
+
+    async def _approve(self, incident: int, word: Approval) -> None:
+        handle = self._client.get_workflow_handle(self._incident(incident))
+        await handle.signal(ResolveIncident.approve, word)
+
+    def _closed(self, incident: int) -> None:
+        done = let_time_pass_after(self._client, self._job.id, self._incident(incident))
+        task = asyncio.create_task(done)
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
+
+    def _incident(self, number: int) -> str:
+        return names.incident_workflow_id(self._name, number)
+
+
+async def carried_by(client: Client, job: str, max_events: int) -> Carried | None:
+    """Let a job continue as new, and see what with; None if it has other things to do.
+
+    It does so by its own rule, when its history is long: signals that say nothing make it so.
+
+    Args:
+        client: Of its server.
+        job: Id of its workflow.
+        max_events: Length of the history from which on it continues as new.
+
+    Raises:
+        TransientError: It does not.
+    """
+    handle = client.get_workflow_handle(job)
+    before = await handle.describe()
+    missing = max(1, max_events + 1 - before.history_length)
+    await asyncio.gather(*(handle.signal(RunJob.report_alerts, []) for _ in range(missing)))
+    deadline_s = asyncio.get_running_loop().time() + CONTINUES_WITHIN_S
+    while (run := (await handle.describe()).run_id) == before.run_id:
+        if asyncio.get_running_loop().time() > deadline_s:
+            raise TransientError(f"{job} does not continue as new")
+        await asyncio.sleep(LOOKS_AGAIN_S)
+    history = await client.get_workflow_handle(job, run_id=run).fetch_history()
+    signals = {
+        event.workflow_execution_signaled_event_attributes.signal_name
+        for event in history.events
+        if event.HasField("workflow_execution_signaled_event_attributes")
+    }
+    given = history.events[0].workflow_execution_started_event_attributes.input.payloads
+    its_input, state = await client.data_converter.decode(given, [JobInput, JobState])
+    calm = state.active is None and not state.pending and signals <= {SAYS_NOTHING}
+    return Carried(its_input, state) if calm else None
+
+
+async def _until_over(fate: WorkflowHandle[SimulateFate, None], cluster: SimulatedCluster) -> None:
+    """Wait for the end of the job's days, or of its time on this server.
+
+    Raises:
+        TransientError: It will not come.
+    """
+    over = asyncio.create_task(fate.result())
+    while not over.done():
+        await asyncio.wait([over], timeout=max(1.0, STALLED_S - cluster.idle_s()))
+        if not over.done() and cluster.idle_s() >= STALLED_S:
+            over.cancel()
+            raise TransientError(f"nobody has worked for {STALLED_S:g} s, and time stands still")
+    await over
