@@ -42,7 +42,7 @@ from everstep.core.orders import (
 from everstep.core.record import IncidentRecord
 from everstep.core.simulation import showing
 from everstep.core.simulation.faults import DAY_S, Shows
-from everstep.core.simulation.world import Strike, World
+from everstep.core.simulation.world import Attempt, Strike, World
 from everstep.core.trial import ReplayOrder, ReplayReport
 from everstep.core.vocabulary import Outcome
 from everstep.workers.simulation.machines import CODE, Machines, info_of
@@ -223,9 +223,10 @@ class SimulatedCluster(
     def _at(self, at_s: float, happen: Callable[[], Awaitable[None]], order: int = 0) -> None:
         heapq.heappush(self._events, _Event(at_s, order, next(self._numbers), happen))
 
-    async def _leave(self, at_s: float) -> None:
-        """Leave the server, unless the next incident is about to begin."""
-        if self._left or self.world.strike in self.world.struck[-1:]:
+    async def _leave(self, at_s: float, attempt: Attempt | None) -> None:
+        """Leave the server, unless the next incident has begun: what strikes has been noticed."""
+        world = self.world
+        if self._left or world.attempt is not attempt or world.strike in world.struck[-1:]:
             return
         self._left = await self._signals.leave()
         self._left_at_s = at_s
@@ -407,8 +408,8 @@ class SimulatedCluster(
             self.missed.add(incident)
         self._signals.closed(incident)
         if len(self._closed) >= self._leaves_after:
-            calm_s = self._now_s() + CALM_S
-            self._at(calm_s, lambda: self._leave(calm_s))
+            calm_s, attempt = self._now_s() + CALM_S, self.world.attempt
+            self._at(calm_s, lambda: self._leave(calm_s, attempt))
             await self._signals.changed()
 
     async def _answer(self, incident: int) -> None:
