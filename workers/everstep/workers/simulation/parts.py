@@ -21,6 +21,7 @@ from temporalio.worker import Worker
 
 from everstep.core import names
 from everstep.core.errors import TransientError
+from everstep.core.model import Alert
 from everstep.spec.job import JobSpec
 from everstep.workers.simulation.cluster import Signals, SimulatedCluster
 from everstep.workers.simulation.controllers import Controllers, controlled
@@ -48,7 +49,8 @@ LOOKS_AGAIN_S = 0.02
 QUEUE = f"{names.CONTROLLER_QUEUE}.simulated"
 
 SAYS_NOTHING = "report_alerts"
-"""Of no alerts: it lengthens the history of a job, and does nothing else."""
+NO_ALERTS: list[Alert] = []
+"""Telling a job of none lengthens its history, and does nothing else."""
 
 logger = logging.getLogger(__name__)
 
@@ -196,7 +198,7 @@ async def carried_by(client: Client, job: str, max_events: int) -> Carried | Non
     handle = client.get_workflow_handle(job)
     before = await handle.describe()
     missing = max(1, max_events + 1 - before.history_length)
-    await asyncio.gather(*(handle.signal(RunJob.report_alerts, []) for _ in range(missing)))
+    await asyncio.gather(*(handle.signal(SAYS_NOTHING, NO_ALERTS) for _ in range(missing)))
     deadline_s = asyncio.get_running_loop().time() + CONTINUES_WITHIN_S
     while (run := (await handle.describe()).run_id) == before.run_id:
         if asyncio.get_running_loop().time() > deadline_s:
