@@ -221,9 +221,10 @@ class ResolveIncident:
         now.pages.drop()
         now.pages.closed(story.summary(now.record))
         await now.story.archive()
+        known = now.given.remembers and now.assignment == now.told
         result = IncidentResult(
             record=now.record,
-            assignment=None if now.assignment == now.told else now.assignment,
+            assignment=None if known else now.assignment,
             evictions=tuple(now.evictions),
             settled=now.inbox.settled_keys(),
             codes=tuple(now.codes),

@@ -376,6 +376,7 @@ class RunJob(UpdateDesk):
                 attempt_from=self._state.attempt_from,
                 attempt_at_s=self._state.attempt_at_s,
                 updates=updates.pending(self._state.updates),
+                remembers=True,
             ),
             id=names.incident_workflow_id(job, self._state.incidents),
             task_timeout=options.workflow_task_timeout(self._job.spec.machines),

@@ -194,6 +194,8 @@ class IncidentInput:
         attempt_from: The step that the failed attempt started from.
         attempt_at_s: When it was seen to run.
         updates: Changes that wait for a restart, in order.
+        remembers: Whether the job knows by itself what it was told of slots; one of an older
+            controller takes only what the result says.
     """
 
     job: JobInput
@@ -207,6 +209,7 @@ class IncidentInput:
     attempt_from: int = 0
     attempt_at_s: float = 0.0
     updates: tuple[Update, ...] = ()
+    remembers: bool = False
 
 
 @dataclass(frozen=True, slots=True)
