@@ -34,6 +34,7 @@ def test_killed_ranks_of_every_coordinate(tmp_path: Path, undisturbed: dict[int,
     assert done.evictions() == []
 
 
+@pytest.mark.soak
 def test_ranks_and_a_machine_lost_when_dp_groups_keep_their_state_once(
     tmp_path: Path, small_undisturbed: dict[int, str]
 ) -> None:

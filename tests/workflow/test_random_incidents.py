@@ -13,7 +13,7 @@ from tests.soak.incidents import soak_side_by_side
 
 pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.timeout(500)]
 
-INCIDENTS = 40
+INCIDENTS = 24
 
 
 async def test_random_incidents_end_by_the_rules(temporal_address: str) -> None:
