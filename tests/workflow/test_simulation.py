@@ -73,6 +73,8 @@ MORE = (
         13 * HOUR_S, Shows.WORDS, Cause.CODE, Symptom.CUDA_ERROR, "crash", number=5,
         words="torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB",
     ),
+    # Nobody is left to be told to stop.
+    fault(18 * HOUR_S, Shows.LOST, detection="gpu", slots=(*range(16),), number=6),
 )  # fmt: skip
 
 

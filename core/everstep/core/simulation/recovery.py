@@ -121,11 +121,12 @@ class Recovery:
 
     def _find(self) -> Finding:
         stacks = self._look() if hang.wants_stacks(self._alerts) else None
-        if self._world.stop():
+        lost = self._names_of(Symptom.AGENT_LOST)
+        # Where no machine is left, nobody is told to stop.
+        if self._world.stop() and not lost.issuperset(self._world.slots):
             times = self._setting.durations
             self.now_s += self._world.restart_s("stop", times.stop, self._job.attempt)
         exits = [alert.rank_exit for alert in self._alerts if alert.rank_exit is not None]
-        lost = self._names_of(Symptom.AGENT_LOST)
         finding = hang.sharpened(evidence.classify(self._alerts, exits, sorted(lost)), stacks)
         newest = self._world.newest_step()
         self._change(failed_step=max(newest, self._world.kept_step()))

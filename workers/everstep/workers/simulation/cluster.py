@@ -298,6 +298,8 @@ class SimulatedCluster(
     @activity.defn(name="machine.look_at_storage")
     async def look_at_storage(self) -> StorageReport:
         """See what the model has saved; takes no time."""
+        # Who looks has stopped all ranks, but where no machine was left to be told.
+        self.world.stop()
         step, setting = self.world.stored_step, self.world.setting
         layout = setting.layout
         if not step:
