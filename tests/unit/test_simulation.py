@@ -177,6 +177,15 @@ def test_step_comes_from_storage_where_both_copies_are_gone() -> None:
     assert record.lost_steps == record.failed_step - record.restored_step  # type: ignore[operator]
 
 
+@pytest.mark.parametrize(("num_lost", "stop_s"), [(15, 5.0), (16, 0.0)])
+def test_nobody_is_told_to_stop_where_all_machines_are_gone(num_lost: int, stop_s: float) -> None:
+    lost = fault(3600.0, Shows.LOST, slots=tuple(range(num_lost)))
+    [met] = simulate(setting_of(), (lost,)).met
+    # So many are evicted only when a person says so: after the evidence, and the stop.
+    [asked] = [mark for mark in met.record.marks[:3] if mark.spent is Spent.HELD]
+    assert asked.at_s == pytest.approx(met.record.fault_at_s + 0.5 + stop_s)
+
+
 def test_sparse_checkpoints_cost_steps() -> None:
     record = only(run(fault(1035.0), choices=Choices(checkpoint_every_steps=30)))
     assert (record.failed_step, record.restored_step, record.lost_steps) == (100, 90, 10)
