@@ -13,9 +13,10 @@ import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 
-from temporalio.client import Client, WorkflowHandle
-from temporalio.exceptions import WorkflowAlreadyStartedError
+from temporalio.client import Client, WorkflowFailureError, WorkflowHandle
+from temporalio.exceptions import ApplicationError, WorkflowAlreadyStartedError
 from temporalio.service import RPCError
 from temporalio.worker import Worker
 
@@ -43,6 +44,7 @@ INCIDENTS_PER_PART = 80
 STALLED_S = 300.0
 """Real time in which nothing is asked of the cluster, after which nothing will be any more."""
 
+BEGINS_WITHIN = timedelta(seconds=60)
 CONTINUES_WITHIN_S = 60.0
 LOOKS_AGAIN_S = 0.02
 
@@ -158,7 +160,11 @@ class _Part:
                 search_attributes=story.job_attributes(self._name),
             )
         # Before a controller has it, nothing would keep time from passing.
-        await self._job.query(RunJob.status)
+        try:
+            await self._job.query(RunJob.status, rpc_timeout=BEGINS_WITHIN)
+        except RPCError as error:
+            why = f"the job's workflow does not begin within {BEGINS_WITHIN}: {error}"
+            raise ApplicationError(why, non_retryable=True) from error
 
     async def _leave(self) -> bool:
         began = self._carried.state.incidents
@@ -228,4 +234,8 @@ async def _until_over(fate: WorkflowHandle[SimulateFate, None], cluster: Simulat
         if not over.done() and cluster.idle_s() >= STALLED_S:
             over.cancel()
             raise TransientError(f"nobody has worked for {STALLED_S:g} s, and time stands still")
-    await over
+    try:
+        await over
+    except WorkflowFailureError as error:
+        cause = getattr(error.cause, "cause", None) or error.cause
+        raise TransientError(f"the simulation came to no end: {cause}") from error
