@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -74,7 +75,9 @@ def test_packed_and_wide_texts_are_read(tmp_path: Path) -> None:
 def test_what_cannot_be_read_is_wrong_input(tmp_path: Path) -> None:
     (tmp_path / "cut.gz").write_bytes(gzip.compress(XID.encode())[:-9])
     (tmp_path / "trace.pkl").write_bytes(bytes(range(256)) * 64)
-    wrong = [[str(tmp_path / name)] for name in ("none", "", "cut.gz", "trace.pkl")]
+    # Nobody writes to it: it would be waited for without end.
+    os.mkfifo(tmp_path / "pipe")
+    wrong = [[str(tmp_path / name)] for name in ("none", "", "cut.gz", "trace.pkl", "pipe")]
     for arguments in (*wrong, ["-", "-"]):
         result = everstep(*arguments)
         assert result.returncode == 2, arguments

@@ -64,3 +64,9 @@ async def test_what_is_not_there_is_named(
     monkeypatch.setenv("TEMPORAL_PROFILE", profile)
     with pytest.raises(InputError, match=said):
         await runtime.connect(1.0)
+
+
+@pytest.mark.usefixtures("profiles")
+async def test_no_server_at_all_is_said_so() -> None:
+    with pytest.raises(InputError, match="TEMPORAL_ADDRESS: is not set"):
+        await runtime.connect(1.0)

@@ -351,10 +351,12 @@ class Ladder(SpecPart):
         default=0.2, description="Seconds of collecting evidence before a rung is chosen."
     )
     probation_steps: PositiveInt = Field(
-        default=5, description="Healthy steps past the failed one that close an incident."
+        default=5,
+        description="Healthy steps past the failed one that close an incident, with probation_s.",
     )
     probation_s: NonNegativeFloat = Field(
-        default=10.0, description="Seconds of healthy training that close an incident."
+        default=10.0,
+        description="Seconds of healthy training that close an incident, with the steps.",
     )
     first_step_timeout_s: PositiveFloat = Field(
         default=600.0,

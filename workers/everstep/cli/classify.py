@@ -25,6 +25,7 @@ from everstep.core.classify.reader import read
 from everstep.core.errors import InputError
 
 STDIN = "-"
+SHELLS = ("/dev/", "/proc/")
 _CHUNK_BYTES = 1 << 20
 _HEAD_BYTES = 1 << 14
 
@@ -106,7 +107,12 @@ def as_values(answer: Classification) -> dict[str, Any]:
 
 
 def _opened(name: str) -> Any:
-    return nullcontext(sys.stdin.buffer) if name == STDIN else Path(name).open("rb")
+    if name == STDIN:
+        return nullcontext(sys.stdin.buffer)
+    # One of a shell's has somebody who writes to it; any other may be waited for for ever.
+    if Path(name).is_fifo() and not name.startswith(SHELLS):
+        raise InputError(name, "is a named pipe", f"Give files, or {STDIN} for standard input.")
+    return Path(name).open("rb")
 
 
 def _texts(stream: BufferedReader, name: str) -> Iterator[bytes]:

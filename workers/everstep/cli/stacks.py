@@ -80,6 +80,7 @@ def stacks_command(
         complain(f"machine {machine} did not answer: {reason}")
     if save is not None:
         out.print(f"Saved {len(dumps)} dumps: everstep analyze-stacks {save} --spec {folder.spec}")
+        out.print(f"Who is stuck and who moves, only another look tells: --save {save}/later")
 
 
 async def _collect(folder: RunFolder, order: TraceOrder) -> Collected:

@@ -71,7 +71,7 @@ async def connect(patience_s: float = float("inf"), native: Runtime | None = Non
         native: The SDK's own runtime; None for the one that all share.
 
     Raises:
-        InputError: The configuration cannot be read.
+        InputError: The configuration cannot be read, or names no server.
         TransientError: Nobody answered in time.
     """
     try:
@@ -82,6 +82,12 @@ async def connect(patience_s: float = float("inf"), native: Runtime | None = Non
             str(error),
             "Correct the TEMPORAL_* variables or the file that they name.",
         ) from error
+    if "target_host" not in config:
+        raise InputError(
+            "TEMPORAL_ADDRESS",
+            "is not set, and no profile names a server",
+            "Give HOST:PORT of the Temporal server, or a profile (TEMPORAL_PROFILE).",
+        )
     deadline_s = asyncio.get_running_loop().time() + patience_s
     said = "no answer"
     while True:
