@@ -30,7 +30,7 @@ from everstep.activities.kube.connection import Connection, connected
 from everstep.activities.kube.watch import ClusterWatch
 from everstep.core.kubernetes_names import LABEL_JOB, LABEL_ROLE
 from everstep.core.model import Alert, MachineInfo
-from everstep.workflows.messages import ClaimOrder, EvictOrder, SlotsOrder
+from everstep.workflows.effects import ClaimOrder, EvictOrder, SlotsOrder
 
 MACHINES = 1200
 STANDBYS = 8

@@ -24,7 +24,7 @@ from tests.fakes.kube.where import Where, anywhere
 from everstep.activities.kube.cluster import KubernetesCluster
 from everstep.activities.local_cluster import LocalCluster
 from everstep.core.model import MachineInfo
-from everstep.workflows.messages import (
+from everstep.workflows.effects import (
     ClaimOrder,
     Evicted,
     EvictOrder,

@@ -19,7 +19,7 @@ from everstep.activities.kube.follow import Follower
 from everstep.activities.kube.watch import ClusterWatch
 from everstep.core.model import Alert, MachineInfo
 from everstep.workers.node import job_of, selection
-from everstep.workflows.messages import (
+from everstep.workflows.effects import (
     ClaimOrder,
     EvictOrder,
     MachineRequest,

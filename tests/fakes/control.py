@@ -31,23 +31,20 @@ from everstep.workers import handles, registry, runtime
 from everstep.workers.payloads import DATA_CONVERTER
 from everstep.workflows import options, story
 from everstep.workflows.batches import MACHINES_PER_BATCH
-from everstep.workflows.incident import ResolveIncident
-from everstep.workflows.job import RunJob
-from everstep.workflows.messages import (
-    MAX_EVENTS,
+from everstep.workflows.effects import (
     ClaimOrder,
     ClaimReport,
     Evicted,
     EvictOrder,
-    JobInput,
-    JobResult,
-    JobStatus,
     MachineRequest,
     MachinesQuery,
     ReleaseOrder,
     SeenMachine,
     SlotsOrder,
 )
+from everstep.workflows.incident import ResolveIncident
+from everstep.workflows.job import RunJob
+from everstep.workflows.messages import MAX_EVENTS, JobInput, JobResult, JobStatus
 from everstep.workflows.ports import ArchivePort, ClusterPort
 from tests.fakes.fleet import Effect, FakeMachine, FakeWorld
 

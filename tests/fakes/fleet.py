@@ -32,7 +32,7 @@ from everstep.core.progress import StepBoard
 from everstep.core.stacks.dump import Answer, RankTrace
 from everstep.core.trial import ReplayOrder, ReplayReport
 from everstep.core.vocabulary import Check, Verdict
-from everstep.workflows.messages import MachineRequest
+from everstep.workflows.effects import MachineRequest
 from tests.unit import stack_texts
 
 

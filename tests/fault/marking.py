@@ -12,7 +12,7 @@ from everstep.activities.kube.cluster import KubernetesCluster
 from everstep.activities.kube.connection import connected
 from everstep.core import faultpoint
 from everstep.core.faultpoint import ClusterPoint
-from everstep.workflows.messages import EvictOrder, ReleaseOrder
+from everstep.workflows.effects import EvictOrder, ReleaseOrder
 
 Order = EvictOrder | ReleaseOrder
 

@@ -21,7 +21,7 @@ from everstep.core.groups import Layout
 from everstep.core.orders import TraceOrder
 from everstep.core.stacks.dump import Answer, RankTrace
 from everstep.core.stacks.verdict import Judgement, StackVerdict
-from everstep.workflows.messages import JudgeOrder, MachineStacks
+from everstep.workflows.effects import JudgeOrder, MachineStacks
 
 RANKS, STUCK = 4, 2
 TRAIN = """

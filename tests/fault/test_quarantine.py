@@ -24,13 +24,7 @@ from everstep.activities.kube.connection import ChangedError, Json
 from everstep.core.faultpoint import CLUSTER_POINTS, ClusterPoint
 from everstep.core.kubernetes.objects import annotations_of
 from everstep.core.model import MachineInfo
-from everstep.workflows.messages import (
-    ClaimOrder,
-    Evicted,
-    EvictOrder,
-    MachineRequest,
-    ReleaseOrder,
-)
+from everstep.workflows.effects import ClaimOrder, Evicted, EvictOrder, MachineRequest, ReleaseOrder
 
 JOB = "gpt"
 PATIENCE_S = 60.0

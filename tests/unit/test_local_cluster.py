@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from everstep.activities.local_cluster import LocalCluster
-from everstep.workflows.messages import MachineRequest
+from everstep.workflows.effects import MachineRequest
 
 REQUEST = MachineRequest("job", "run-id", 3, count=2, total=6, reason="2 standbys are used")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from everstep.activities.slack import MAX_CHARS, STORY_LINES, message
 from everstep.core.vocabulary import Notice, Symptom
-from everstep.workflows.messages import PageOrder
+from everstep.workflows.effects import PageOrder
 
 
 def order(event: Notice, *story: str, reason: str = "because") -> PageOrder:

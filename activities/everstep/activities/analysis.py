@@ -8,7 +8,7 @@ from temporalio import activity
 
 from everstep.activities.heartbeat import beating
 from everstep.core.model import StepSeen
-from everstep.workflows.messages import AwaitStep
+from everstep.workflows.effects import AwaitStep
 from everstep.workflows.ports import AnalysisPort
 
 

@@ -14,7 +14,7 @@ from everstep.activities.failure import as_failures
 from everstep.activities.heartbeat import beating
 from everstep.activities.local_journal import Journal
 from everstep.core.errors import TransientError
-from everstep.workflows.messages import (
+from everstep.workflows.effects import (
     ClaimOrder,
     ClaimReport,
     Evicted,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from everstep.core.vocabulary import Notice
-from everstep.workflows.messages import PageOrder
+from everstep.workflows.effects import PageOrder
 
 STORY_LINES = 5
 """A channel is for knowing; `everstep incident show` tells it all."""

@@ -23,7 +23,7 @@ from everstep.core.stacks.dump import Answer, RankDump, Snapshot
 from everstep.core.stacks.judge import judge
 from everstep.core.stacks.pyspy import Reader
 from everstep.core.stacks.recorder import Recorder, read_recorder
-from everstep.workflows.messages import JudgeOrder, MachineStacks
+from everstep.workflows.effects import JudgeOrder, MachineStacks
 from everstep.workflows.ports import StackPort
 
 _READERS = 16

@@ -15,7 +15,7 @@ from temporalio import activity
 from everstep.activities import slack
 from everstep.activities.failure import as_failures
 from everstep.core.errors import PermanentError, TransientError
-from everstep.workflows.messages import PageOrder
+from everstep.workflows.effects import PageOrder
 from everstep.workflows.ports import NotifyPort
 
 TIMEOUT_S = 10.0

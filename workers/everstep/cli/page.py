@@ -16,7 +16,7 @@ from everstep.core.errors import InputError
 from everstep.core.vocabulary import Symptom
 from everstep.spec.load import load_spec
 from everstep.workers import settings
-from everstep.workflows.messages import PageOrder
+from everstep.workflows.effects import PageOrder
 
 
 def page_command(

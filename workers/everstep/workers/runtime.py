@@ -38,6 +38,7 @@ VALUES_ALONE = (
     "everstep.core",
     "everstep.spec",
     "everstep.workflows.batches",
+    "everstep.workflows.effects",
     "everstep.workflows.messages",
     "everstep.workflows.options",
     "everstep.workflows.ports",

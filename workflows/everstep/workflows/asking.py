@@ -16,7 +16,7 @@ from temporalio.exceptions import ActivityError
 from everstep.core.model import Assignment, MachineInfo
 from everstep.spec.job import JobSpec
 from everstep.workflows import options
-from everstep.workflows.messages import (
+from everstep.workflows.effects import (
     ClaimOrder,
     ClaimReport,
     EvictOrder,

@@ -22,7 +22,7 @@ from everstep.core.record import StackRecord
 from everstep.core.stacks.verdict import NextStep, StackVerdict
 from everstep.workflows import options, ordering, restart
 from everstep.workflows.batches import Refusal
-from everstep.workflows.messages import JudgeOrder, MachineStacks
+from everstep.workflows.effects import JudgeOrder, MachineStacks
 from everstep.workflows.ports import StackPort
 from everstep.workflows.situation import OvertakenError, Situation
 

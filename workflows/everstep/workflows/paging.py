@@ -12,7 +12,7 @@ from everstep.core.vocabulary import Notice
 from everstep.spec.policies import Safety
 from everstep.workflows import options
 from everstep.workflows.chronicle import Chronicle
-from everstep.workflows.messages import PageOrder
+from everstep.workflows.effects import PageOrder
 from everstep.workflows.ports import NotifyPort
 
 KEY_DIGITS = 16

@@ -30,7 +30,7 @@ from everstep.core.orders import (
 )
 from everstep.core.record import IncidentRecord
 from everstep.core.trial import ReplayOrder, ReplayReport
-from everstep.workflows.messages import (
+from everstep.workflows.effects import (
     AwaitStep,
     ClaimOrder,
     ClaimReport,

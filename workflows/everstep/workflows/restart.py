@@ -20,7 +20,8 @@ from everstep.core.restore import RestorePlan
 from everstep.core.stacks.words import runs_text
 from everstep.workflows import options, ordering
 from everstep.workflows.batches import Refusal
-from everstep.workflows.messages import AwaitStep, JobInput
+from everstep.workflows.effects import AwaitStep
+from everstep.workflows.messages import JobInput
 from everstep.workflows.ports import AnalysisPort
 
 MAX_MACHINES_TOLD = 8

@@ -19,7 +19,8 @@ from everstep.core.orders import CheckResult
 from everstep.core.vocabulary import Verdict
 from everstep.workflows import asking, options
 from everstep.workflows.checking import check_apart
-from everstep.workflows.messages import EvictOrder, TestedMachine
+from everstep.workflows.effects import EvictOrder
+from everstep.workflows.messages import TestedMachine
 from everstep.workflows.ports import ClusterPort
 from everstep.workflows.situation import Situation
 

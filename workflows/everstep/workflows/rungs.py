@@ -16,7 +16,8 @@ from everstep.core.record import Finding
 from everstep.core.vocabulary import ClimbOutcome, Mode, Rung
 from everstep.workflows import asking, options
 from everstep.workflows.checking import check_machines
-from everstep.workflows.messages import Eviction, EvictOrder
+from everstep.workflows.effects import EvictOrder
+from everstep.workflows.messages import Eviction
 from everstep.workflows.ports import ClusterPort
 from everstep.workflows.replaying import replay_job
 from everstep.workflows.returning import begin_tests

@@ -14,7 +14,8 @@ from temporalio.exceptions import ActivityError, is_cancelled_exception
 from everstep.core import memory, standby
 from everstep.core.standby import Seen
 from everstep.workflows import options, ordering
-from everstep.workflows.messages import JobInput, JobState, MachineRequest, Requested
+from everstep.workflows.effects import MachineRequest
+from everstep.workflows.messages import JobInput, JobState, Requested
 from everstep.workflows.ports import ClusterPort
 
 DAY_S = 86_400.0

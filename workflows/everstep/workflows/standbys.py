@@ -22,12 +22,8 @@ from temporalio.exceptions import ActivityError, is_cancelled_exception
 from everstep.core import memory, updates
 from everstep.core.model import MachineInfo
 from everstep.workflows import options, ordering, self_check
-from everstep.workflows.messages import (
-    EvictOrder,
-    JobInput,
-    JobState,
-    StandbyStatus,
-)
+from everstep.workflows.effects import EvictOrder
+from everstep.workflows.messages import JobInput, JobState, StandbyStatus
 from everstep.workflows.ports import ClusterPort
 from everstep.workflows.shortfall import Shortfall
 

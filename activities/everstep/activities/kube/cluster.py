@@ -38,7 +38,7 @@ from everstep.core.kubernetes_names import (
 )
 from everstep.core.model import MachineInfo
 from everstep.core.vocabulary import Verdict
-from everstep.workflows.messages import (
+from everstep.workflows.effects import (
     ClaimOrder,
     ClaimReport,
     Evicted,

@@ -48,15 +48,8 @@ from everstep.core.vocabulary import Outcome
 from everstep.workers.simulation.machines import CODE, Machines, info_of
 from everstep.workers.simulation.silent import SilentCluster
 from everstep.workflows.batches import MachineOrders
-from everstep.workflows.messages import (
-    Approval,
-    AwaitStep,
-    Evicted,
-    EvictOrder,
-    JudgeOrder,
-    PageOrder,
-    UpdateRequest,
-)
+from everstep.workflows.effects import AwaitStep, Evicted, EvictOrder, JudgeOrder, PageOrder
+from everstep.workflows.messages import Approval, UpdateRequest
 from everstep.workflows.ports import (
     AnalysisPort,
     ArchivePort,

@@ -8,7 +8,7 @@ from typing import Any
 
 from temporalio import activity
 
-from everstep.workflows.messages import (
+from everstep.workflows.effects import (
     ClaimOrder,
     ClaimReport,
     Evicted,
