@@ -6,7 +6,7 @@ Exit codes, the same for all commands:
     1    it failed, or cannot be told or done now: the job failed, something is faulty or damaged,
          no server answers
     2    wrong input, or refused: nothing was changed
-    3    `check` alone: nothing is faulty, and something could not be told
+    3    `check` and `ckpt verify`: nothing is faulty or damaged, and something could not be told
     130  stopped by a person
 """
 
