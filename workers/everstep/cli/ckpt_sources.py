@@ -12,13 +12,14 @@ from typing import Any
 
 from everstep.agent.storage import TIER_COMMAND
 from everstep.agent.storage_child import Child
+from everstep.cli.asking import connect
 from everstep.cli.find import use_server_of
 from everstep.core.errors import EverstepError, TransientError
 from everstep.core.model import MachineInfo
 from everstep.core.orders import StorageReport
 from everstep.spec.job import JobSpec
 from everstep.storage.folder import JobFolder
-from everstep.workers import handles, runtime
+from everstep.workers import handles
 from everstep.workers.local.folder import RunFolder
 from everstep.workers.local.memory import Memory
 from everstep.workflows.job import RunJob
@@ -37,7 +38,7 @@ def memory_of(folder: RunFolder, spec: JobSpec) -> Memory:
     use_server_of(folder)
 
     async def ask() -> list[MachineInfo]:
-        client = await runtime.connect(_ANSWER_PATIENCE_S)
+        client = await connect(_ANSWER_PATIENCE_S)
         handle = handles.of_job(client, spec.name)
         patience = timedelta(seconds=_ANSWER_PATIENCE_S)
         status = await handle.query(RunJob.status, rpc_timeout=patience)

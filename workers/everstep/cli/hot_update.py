@@ -12,13 +12,13 @@ import typer
 from rich.table import Table
 from temporalio.client import WorkflowHandle
 
-from everstep.cli.asking import PATIENCE_S, ask
+from everstep.cli.asking import PATIENCE_S, ask, connect
 from everstep.cli.console import out
 from everstep.cli.find import RunArgument, find_run, use_server_of
 from everstep.cli.person import person
 from everstep.core.errors import InputError
-from everstep.core.updates import UpdateState, outcome
-from everstep.workers import handles, runtime
+from everstep.core.updates import UpdateState, told
+from everstep.workers import handles
 from everstep.workers.local.code import take_update
 from everstep.workers.local.folder import RunFolder
 from everstep.workflows import story
@@ -136,7 +136,7 @@ def _now(folder: RunFolder) -> list[dict[str, Any]]:
         return await handle.query(RunJob.status)
 
     status = _call(folder, look)
-    return [{**asdict(one), "outcome": outcome(one, status.codes)} for one in status.updates]
+    return told(status.updates, status.codes)
 
 
 def parse_setting(text: str) -> tuple[str, str]:
@@ -165,7 +165,7 @@ def duration_s(text: str) -> float:
 
 def _call(folder: RunFolder, act: Callable[[_Handle], Awaitable[T]]) -> T:
     async def go() -> T:
-        client = await runtime.connect(PATIENCE_S)
+        client = await connect(PATIENCE_S)
         return await act(handles.of_job(client, folder.job()))
 
     return ask(go(), InputError(folder.job(), "it has ended", "Start another: everstep run SPEC."))

@@ -19,7 +19,7 @@ from temporalio.service import RPCError
 from everstep.activities.archive import load_incidents
 from everstep.activities.evidence import EvidenceStore
 from everstep.cli import html_page, incident_html
-from everstep.cli.asking import PATIENCE_S, ask
+from everstep.cli.asking import PATIENCE_S, ask, connect
 from everstep.cli.console import complain, out
 from everstep.cli.find import RunArgument, RunOption, find_run, use_server_of
 from everstep.cli.person import person
@@ -27,7 +27,7 @@ from everstep.cli.stack_view import show_grid
 from everstep.core.errors import EverstepError, InputError, TransientError
 from everstep.core.record import IncidentRecord, StackRecord, TimelineEntry
 from everstep.core.vocabulary import Observer, Outcome
-from everstep.workers import handles, runtime
+from everstep.workers import handles
 from everstep.workers.local.folder import RunFolder
 from everstep.workflows import story
 from everstep.workflows.incident import ResolveIncident
@@ -150,7 +150,7 @@ def _answer(incident: int, run: Path | None, note: str, yes: bool) -> str:
     over = InputError(f"incident {incident}", "it is over", "See: everstep incidents.")
 
     async def send() -> None:
-        client = await runtime.connect(PATIENCE_S)
+        client = await connect(PATIENCE_S)
         handle = handles.of_incident(client, job, incident)
         await handle.execute_update(ResolveIncident.decide, decision)  # pyright: ignore[reportUnknownMemberType]
 
@@ -174,7 +174,7 @@ def current_records(folder: RunFolder) -> list[IncidentRecord]:
 async def _open_record(folder: RunFolder) -> IncidentRecord | None:
     use_server_of(folder)
     job = folder.job()
-    client = await runtime.connect(5.0)
+    client = await connect(5.0)
     status = await handles.of_job(client, job).query(RunJob.status)
     if status.active_incident is None:
         return None

@@ -9,10 +9,11 @@ from typing import Annotated
 
 import typer
 
+from everstep.cli.asking import connect
 from everstep.cli.console import out
 from everstep.cli.find import RunArgument, find_run, require_running, use_server_of
 from everstep.core.errors import InputError, TransientError
-from everstep.workers import handles, runtime
+from everstep.workers import handles
 from everstep.workflows.job import RunJob
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
@@ -52,7 +53,7 @@ def admit_command(
     job = folder.job()
 
     async def admit() -> None:
-        client = await runtime.connect(PATIENCE_S)
+        client = await connect(PATIENCE_S)
         handle = handles.of_job(client, job)
         status = await handle.query(RunJob.status)
         known = [history.machine for history in status.machines]

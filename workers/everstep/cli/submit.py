@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
+from everstep.cli.asking import connect
 from everstep.cli.console import err, out
 from everstep.cli.install import print_objects
 from everstep.core.errors import InputError, TransientError
-from everstep.workers import runtime
 from everstep.workers.cluster.install import (
     BASE_NAMESPACE,
     Installation,
@@ -69,7 +69,7 @@ def submit_command(
 
 async def _submit(given: Submission, from_scratch: bool) -> None:
     try:
-        client = await runtime.connect(PATIENCE_S)
+        client = await connect(PATIENCE_S)
     except TransientError as error:
         raise InputError(
             "TEMPORAL_ADDRESS", str(error), "Name the server that the cluster's controllers use."

@@ -99,10 +99,7 @@ class Follower:
                 evicted=list(status.evicted),
                 job_started_at_s=status.started_at_s,
                 notes=[[note.at_s, note.text] for note in status.notes],
-                updates=[
-                    {**asdict(one), "outcome": updates.outcome(one, status.codes)}
-                    for one in status.updates
-                ],
+                updates=updates.told(status.updates, status.codes),
                 noted=[
                     {
                         "symptom": alert.symptom,
