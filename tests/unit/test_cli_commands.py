@@ -33,6 +33,27 @@ def test_an_unknown_command_is_wrong_input() -> None:
     assert "nosuch" in shown.output
 
 
+LINGER = """
+import sys, threading, time
+from everstep.cli import commands, main
+
+def call():
+    threading.Thread(target=time.sleep, args=(1000.0,)).start()
+    print("said")
+    sys.exit(3)
+
+commands.call = call
+main.main()
+"""
+
+
+def test_a_command_ends_although_a_thread_does_not() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LINGER], capture_output=True, text=True, check=False, timeout=30
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (3, "said\n", "")
+
+
 def complete(*words: str) -> list[str]:
     """What a shell is offered for the last word."""
     asked = {

@@ -26,6 +26,7 @@ from everstep.spec.job import JobSpec
 from everstep.spec.load import load_spec
 from everstep.workers.local import faults, ports, preflight, server
 from everstep.workers.local.cluster import LocalRun, RunOptions, machine_names
+from everstep.workers.local.connecting import NoServerError
 from everstep.workers.local.folder import RunFolder, claim
 from everstep.workers.steps import load_steps
 from everstep.workers.telemetry import Snapshot
@@ -147,11 +148,11 @@ async def _until_done(local: LocalRun, folder: RunFolder, interrupted: Interrupt
         folder.write_state(phase="was stopped", ended_at_s=time.time())
         complain("stopped; no process is left")
         return STOPPED
-    except InputError as error:
+    except (InputError, NoServerError) as error:
         # As if it had not been tried.
         folder.discard()
         complain(str(error))
-        return 2
+        return 2 if isinstance(error, InputError) else 1
     except (EverstepError, OSError, RPCError) as error:
         with contextlib.suppress(OSError):
             folder.write_state(phase="failed", ended_at_s=time.time())
