@@ -100,14 +100,12 @@ async def test_a_restart_of_1200_machines_is_far_below_what_a_history_takes() ->
     told = reports()
     plan = plan_restore(told, SLOTS, LAYOUT, BACKUP)
     assert len(plan.loans) == SPEC.machines
+    orders = restart.start_orders(given, assignment, BACKUP, 30)
     stops, sizes = StopOrder(1), list[int]()
     for part in batches(NAMES):
         of = tuple(NAMES[part])
         restores = tuple(RestoreOrder(2, 30, (), loans=plan.loans[name]) for name in of)
-        starts = tuple(
-            restart.start_order(given, assignment, BACKUP, slot, 30)
-            for slot in range(SPEC.machines)[part]
-        )
+        starts = tuple(order for _, order in orders[part])
         sizes += [
             await size(MachineOrders("large", of, stop=(stops,) * len(of))),
             await size(MachineReports(stop=tuple(told[part]))),

@@ -7,7 +7,7 @@ machines of the new assignment count: whatever an evicted machine still holds is
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from everstep.core.groups import Layout
@@ -73,6 +73,10 @@ def plan_restore(
     return RestorePlan(FROM_THE_BEGINNING, {}, _missing(held, slots, layout, backup))
 
 
+_NOTHING: Mapping[int, set[int]] = {}
+_NOBODY: Set[int] = frozenset()
+
+
 class _Held:
     """Which slots hold which step of a rank's state."""
 
@@ -84,7 +88,8 @@ class _Held:
             if report.machine in slot_of:
                 for copy in report.copies:
                     self._add(copy.rank, copy.steps, slot_of[report.machine])
-                    self._in_parts.update((copy.rank, step) for step in copy.in_parts)
+                    for step in copy.in_parts:
+                        self._in_parts.add((copy.rank, step))
 
     def _add(self, rank: int, steps: Iterable[int], slot: int) -> None:
         by_step = self._slots.setdefault(rank, {})
@@ -96,9 +101,13 @@ class _Held:
     def steps(self, rank: int) -> set[int]:
         return set(self._slots.get(rank, {}))
 
-    def at(self, rank: int, step: int) -> list[int]:
-        """The slots that hold this step, ascending."""
-        return sorted(self._slots.get(rank, {}).get(step, ()))
+    def at(self, rank: int, step: int) -> Set[int]:
+        """The slots that hold this step."""
+        return self._slots.get(rank, _NOTHING).get(step, _NOBODY)
+
+    def any_in_parts(self) -> bool:
+        """Whether any rank alone does not have all of its state, at any step."""
+        return bool(self._in_parts)
 
     def is_in_parts(self, rank: int, step: int) -> bool:
         """Whether the rank alone does not have all of its state."""
@@ -145,6 +154,8 @@ def _loans(
     One by one it would take a step for each pair of ranks of a group; 9,600 ranks in groups of 150
     make over a million.
     """
+    if not held.any_in_parts():
+        return {}
     group_of = {rank: group for group in layout.groups("dp") for rank in group}
     shared: dict[tuple[int, ...], _Shared] = {}
     loans: dict[str, tuple[Loan, ...]] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import time
 from collections.abc import Sequence
@@ -24,6 +25,7 @@ from everstep.spec.job import JobSpec
 from everstep.spec.load import read_spec
 from everstep.spec.load_simulation import check_times, load_durations, load_policy, load_stream
 from everstep.spec.simulation import StreamSpec, setting, spec_for_workflows, spec_with
+from everstep.workers.simulation.controller import OBJECTS_BETWEEN_COLLECTIONS
 from everstep.workers.simulation.parts import Given
 from everstep.workers.simulation.run import simulate as simulate_with_workflows
 
@@ -189,6 +191,7 @@ def _run_workflows(
             small, kills=kills, progress=lambda ratio: progress.update(bar, completed=ratio)
         )
         given_setting = setting(small, times, choice, seeds[0], days)
+        gc.set_threshold(OBJECTS_BETWEEN_COLLECTIONS)
         run = asyncio.run(simulate_with_workflows(given_setting, faults, given))
     return run, {choice.name: [figures(run)]}
 

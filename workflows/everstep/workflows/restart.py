@@ -7,7 +7,6 @@ workflow: deterministic, all effects through ports.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from datetime import timedelta
 
 from temporalio import workflow
@@ -88,46 +87,53 @@ async def start(
     Raises:
         MachinesRefusedError: Some machine could not.
     """
-    orders = [
-        (
-            info.machine,
-            replace(
-                start_order(job, assignment, backup, slot, restore_step), run=run, stored=stored
-            ),
-        )
-        for slot, info in enumerate(assignment.slots)
-    ]
+    orders = start_orders(job, assignment, backup, restore_step, run, stored)
     answers = await ordering.order(job.spec.name, job.machines_per_batch, ordering.START, orders)
     refusals = [answer for answer in answers if isinstance(answer, Refusal)]
     if refusals:
         raise MachinesRefusedError(refusals)
 
 
-def start_order(
-    job: JobInput, assignment: Assignment, backup: BackupPlan, slot: int, restore_step: int
-) -> StartOrder:
-    """What the machine in a slot must start, and whose copies it must keep."""
+def start_orders(
+    job: JobInput,
+    assignment: Assignment,
+    backup: BackupPlan,
+    restore_step: int,
+    run: str = "",
+    stored: str = "",
+) -> list[tuple[str, StartOrder]]:
+    """What each machine must start, and whose copies it must keep; as `start`.
+
+    Returns:
+        Machines by slot, with their orders.
+    """
     layout = job.spec.layout()
     master = assignment.slots[0]
-    ranks = layout.ranks_of(slot)
+    directory = assignment.code_directory or job.code_directory
 
     def holder(rank: int) -> MachineInfo | None:
         held_by = backup.holder.get(rank)
         return None if held_by is None else assignment.slots[layout.machine_of(held_by)]
 
-    return StartOrder(
-        attempt=assignment.attempt,
-        slot=slot,
-        ranks=tuple(RankStart(rank, local, holder(rank)) for local, rank in enumerate(ranks)),
-        held_ranks=backup.held_by(layout, slot),
-        world_size=layout.world_size,
-        num_machines=layout.num_machines,
-        master_host=master.host,
-        master_port=master.rendezvous_port,
-        restore_step=restore_step,
-        code_directory=assignment.code_directory or job.code_directory,
-        settings=assignment.settings,
-    )
+    def order(slot: int) -> StartOrder:
+        ranks = layout.ranks_of(slot)
+        return StartOrder(
+            attempt=assignment.attempt,
+            slot=slot,
+            ranks=tuple([RankStart(rank, at, holder(rank)) for at, rank in enumerate(ranks)]),
+            held_ranks=backup.held_by(layout, slot),
+            world_size=layout.world_size,
+            num_machines=layout.num_machines,
+            master_host=master.host,
+            master_port=master.rendezvous_port,
+            restore_step=restore_step,
+            code_directory=directory,
+            run=run,
+            stored=stored,
+            settings=assignment.settings,
+        )
+
+    return [(info.machine, order(slot)) for slot, info in enumerate(assignment.slots)]
 
 
 async def await_step(

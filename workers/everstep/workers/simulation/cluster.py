@@ -2,18 +2,15 @@
 
 One object plays all agents, the analyzer, the scheduler, the archive, and persons. It has no clock
 but the server's, by which activities are told when they were scheduled and when they began. What
-takes time is waited for by the workflow that asked (`OrderSimulated`), or tried again when it is
-done: a server passes over the time until then, as nothing runs.
+takes time is tried again when it is done: a server passes over the time until then, as nothing
+runs.
 """
 
 from __future__ import annotations
 
 import asyncio
-import heapq
-import itertools
-import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -45,9 +42,11 @@ from everstep.core.simulation.faults import DAY_S, Shows
 from everstep.core.simulation.world import Attempt, Strike, World
 from everstep.core.trial import ReplayOrder, ReplayReport
 from everstep.core.vocabulary import Outcome
+from everstep.workers.simulation.fate import CLOSE_S, Fate
 from everstep.workers.simulation.machines import CODE, Machines, info_of
+from everstep.workers.simulation.redirect import ANSWER_BATCH
 from everstep.workers.simulation.silent import SilentCluster
-from everstep.workflows.batches import MachineOrders
+from everstep.workflows.batches import MachineOrders, MachineReports
 from everstep.workflows.effects import AwaitStep, Evicted, EvictOrder, JudgeOrder, PageOrder
 from everstep.workflows.messages import Approval, UpdateRequest
 from everstep.workflows.ports import (
@@ -59,13 +58,9 @@ from everstep.workflows.ports import (
     StackPort,
     TracePort,
 )
-from everstep.workflows.simulated import SimulationPort
 
 NEVER_S = 30 * DAY_S
 """When to ask again for a step that will not be made: whoever waits gives up before."""
-
-CLOSE_S = 0.002
-"""Two clocks that tell one moment agree to the millisecond."""
 
 MOST_DELAY_S = 0.3
 """Real time after an answer within which a controller is killed that is to be."""
@@ -90,7 +85,6 @@ class Signals:
         update: A person's wish, to the job.
         joined: A machine, to the job.
         approve: A person's word, to the incident of this number.
-        changed: To fate: something may be due sooner.
         closed: To whoever keeps the server's time: the incident of this number ends.
         leave: Takes the job from its server; whether it could be had.
         kill: Kills a controller.
@@ -101,24 +95,12 @@ class Signals:
     update: Callable[[UpdateRequest], Awaitable[None]]
     joined: Callable[[MachineInfo], Awaitable[None]]
     approve: Callable[[int, Approval], Awaitable[None]]
-    changed: Callable[[], Awaitable[None]]
     closed: Callable[[int], None]
     leave: Callable[[], Awaitable[bool]]
     kill: Callable[[], None]
 
 
-@dataclass(order=True)
-class _Event:
-    """What happens at a moment; of what does at the same one, what was ordered first."""
-
-    at_s: float
-    order: int
-    number: int
-    happen: Callable[[], Awaitable[None]] = field(compare=False)
-
-
 class SimulatedCluster(
-    SimulationPort,
     MachinePort,
     CheckPort,
     TracePort,
@@ -132,27 +114,21 @@ class SimulatedCluster(
 
     Args:
         world: The model.
-        progress: Is told how much of the job's time is over, 0 to 1.
+        fate: What happens by itself.
     """
 
     _signals: Signals
 
-    def __init__(self, world: World, progress: Callable[[float], None]) -> None:
+    def __init__(self, world: World, fate: Fate) -> None:
         self.world = world
+        self._fate = fate
         self.records: dict[int, IncidentRecord] = {}
         self.missed: set[int] = set()
-        self.from_s = 0.0
-        self.latest_s = 0.0
-        self._progress = progress
-        self._asked_at_s = time.monotonic()
         self._leaves_after = 0
-        self._left = False
         self._left_at_s = 0.0
         self._disturbed: list[int] = []
         self._machines = Machines(world)
-        self._events: list[_Event] = []
-        self._answers: dict[str, tuple[RawValue, float]] = {}
-        self._numbers = itertools.count()
+        self._answers: dict[tuple[str, str], tuple[MachineReports, float]] = {}
         self._evicted: set[tuple[str, int]] = set()
         self._asked: set[tuple[int, int]] = set()
         self._closed: set[int] = set()
@@ -160,22 +136,22 @@ class SimulatedCluster(
     def activities(self) -> list[Callable[..., Any]]:
         """All of them, for a worker."""
         return [
-            self.let_happen, self.answer, self.stop, self.restore, self.look_at_storage, self.start,
+            self.answer, self.stop, self.restore, self.look_at_storage, self.start,
             self.prepare, self.check, self.replay, self.trace, self.judge, self.await_step,
             self.evict, self.save_incident, self.page, *self.unshown(),
         ]  # fmt: skip
 
-    def move(self, signals: Signals, incidents: int) -> None:
+    async def move(self, signals: Signals, incidents: int) -> None:
         """From now on the workflows are on another server, or on the first one.
 
         Args:
             signals: How what happens reaches them there.
             incidents: After so many closed ones the job leaves it, as soon as it trains.
         """
-        self._signals, self._left = signals, False
+        self._signals = signals
         self._leaves_after = len(self._closed) + incidents
         # Before anything else that is due at that moment.
-        self._at(self._left_at_s, signals.begin, order=-1)
+        await self._fate.at(self._left_at_s, signals.begin, order=-1)
 
     def disturb(self, times: int, faults: int) -> None:
         """Kill controllers in the middle of incidents, spread over the whole run.
@@ -188,41 +164,14 @@ class SimulatedCluster(
 
     # --- What happens -----------------------------------------------------------------------------
 
-    @activity.defn(name="simulation.let_happen")
-    async def let_happen(self) -> float | None:
-        """Let happen what is due.
-
-        Effect: signals to the job and its incident.
-        Idempotent by: what has happened is off the list; the job drops alerts that it has seen.
-        Heartbeats: no.
-        Gives up when: never.
-        """
-        if not self.from_s:
-            self.from_s = _of(activity.info().started_time)
-        now_s, end_s = self._now_s(), self.world.setting.days * DAY_S
-        while not self._left and self._events and self._events[0].at_s <= now_s + CLOSE_S:
-            event = heapq.heappop(self._events)
-            self.latest_s = max(self.latest_s, now_s - event.at_s)
-            self._progress(min(1.0, now_s / end_s))
-            try:
-                await event.happen()
-            except BaseException:
-                heapq.heappush(self._events, event)
-                raise
-        if self._left or now_s >= end_s - CLOSE_S:
-            return None
-        return self.from_s + min([end_s, *(event.at_s for event in self._events[:1])])
-
-    def _at(self, at_s: float, happen: Callable[[], Awaitable[None]], order: int = 0) -> None:
-        heapq.heappush(self._events, _Event(at_s, order, next(self._numbers), happen))
-
     async def _leave(self, at_s: float, attempt: Attempt | None) -> None:
         """Leave the server, unless the next incident has begun: what strikes has been noticed."""
         world = self.world
-        if self._left or world.attempt is not attempt or world.strike in world.struck[-1:]:
+        if world.attempt is not attempt or world.strike in world.struck[-1:]:
             return
-        self._left = await self._signals.leave()
-        self._left_at_s = at_s
+        if await self._signals.leave():
+            self._left_at_s = at_s
+            await self._fate.leave()
 
     async def _notice(self, strike: Strike) -> None:
         self.world.notice()
@@ -231,40 +180,41 @@ class SimulatedCluster(
             directory = f"{CODE}{self.world.wished_version}"
             await self._signals.update(UpdateRequest("simulated", directory, urgent=True))
         else:
-            await self._signals.alerts(showing.alerts(self.world, strike, self.from_s))
+            await self._signals.alerts(showing.alerts(self.world, strike, self._fate.from_s))
 
     # --- Orders to machines -----------------------------------------------------------------------
 
-    @activity.defn(name="simulation.answer")
-    async def answer(self, batch: RawValue) -> RawValue:
+    @activity.defn(name=ANSWER_BATCH)
+    async def answer(self, batch: RawValue) -> MachineReports:
         """Carry out the orders of a batch; tried again when all of its machines have answered.
 
         Effect: the model's ranks stop or start.
-        Idempotent by: attempt and machine, as with real machines; the batch, whose answer is kept.
+        Idempotent by: attempt and machine, as with real machines; the order, whose answer is kept.
         Heartbeats: no.
         Gives up when: never.
         """
-        run = activity.info().workflow_run_id or ""
-        if run not in self._answers:
-            self._answers[run] = await self._answer_batch(batch)
+        info = activity.info()
+        order = info.workflow_run_id or "", info.activity_id
+        if order not in self._answers:
+            # It is read once, and not again at each try.
+            orders = activity.payload_converter().from_payload(batch.payload, MachineOrders)
+            self._answers[order] = await self._answer_batch(orders)
             while len(self._answers) > ANSWERS_KEPT:
                 del self._answers[next(iter(self._answers))]
-        reports, ready_s = self._answers[run]
+        reports, ready_s = self._answers[order]
         self._unless_past(ready_s)
         return reports
 
-    async def _answer_batch(self, batch: RawValue) -> tuple[RawValue, float]:
+    async def _answer_batch(self, batch: MachineOrders) -> tuple[MachineReports, float]:
         if len(self.world.struck) in self._disturbed:
             self._disturbed.remove(len(self.world.struck))
             # In the middle of what the answer leads to.
             after_s = MOST_DELAY_S * (len(self._disturbed) % 10) / 10
             asyncio.get_running_loop().call_later(after_s, lambda: self._signals.kill())
-        converter = activity.payload_converter()
-        orders: MachineOrders = converter.from_payload(batch.payload, MachineOrders)
-        reports, ready_s = self._machines.answer(orders, self._ordered_s())
-        if orders.start:
-            await self._begin(orders.start[0], ready_s)
-        return RawValue(converter.to_payload(reports)), ready_s
+        reports, ready_s = self._machines.answer(batch, self._ordered_s())
+        if batch.start:
+            await self._begin(batch.start[0], ready_s)
+        return reports, ready_s
 
     async def _begin(self, order: StartOrder, at_s: float) -> None:
         """When the last machine has been ordered, it is known how the attempt will fail."""
@@ -273,8 +223,7 @@ class SimulatedCluster(
         self._machines.begin(order, at_s)
         strike = self.world.strike
         if strike is not None:
-            self._at(strike.alert_at_s, lambda: self._notice(strike))
-        await self._signals.changed()
+            await self._fate.at(strike.alert_at_s, lambda: self._notice(strike))
 
     @activity.defn(name="machine.stop")
     async def stop(self, order: StopOrder) -> MachineReport:
@@ -352,7 +301,7 @@ class SimulatedCluster(
         """
         at_s = self.world.time_of(wanted.step)
         self._unless_past(self._now_s() + NEVER_S if at_s is None else at_s)
-        return StepSeen(wanted.attempt, wanted.step, (at_s or 0.0) + self.from_s)
+        return StepSeen(wanted.attempt, wanted.step, (at_s or 0.0) + self._fate.from_s)
 
     @activity.defn(name="cluster.evict")
     async def evict(self, order: EvictOrder) -> Evicted | None:
@@ -369,9 +318,8 @@ class SimulatedCluster(
         self._evicted.add(key)
         name, after_s = self.world.replacement(order.machine.machine)
         joins_s = self._ordered_s() + after_s
-        info = info_of(name, joins_s + self.from_s)
-        self._at(joins_s, lambda: self._signals.joined(info), _order())
-        await self._signals.changed()
+        info = info_of(name, joins_s + self._fate.from_s)
+        await self._fate.at(joins_s, lambda: self._signals.joined(info), _order())
         return Evicted()
 
     @activity.defn(name="archive.save_incident")
@@ -392,8 +340,7 @@ class SimulatedCluster(
         self._asked.add(key)
         person = self.world.setting.durations.person
         answers_s = self._now_s() + self.world.takes_s("person", person)
-        self._at(answers_s, lambda: self._answer(record.incident))
-        await self._signals.changed()
+        await self._fate.at(answers_s, lambda: self._answer(record.incident))
 
     async def _close(self, incident: int) -> None:
         if incident in self._closed:
@@ -404,8 +351,7 @@ class SimulatedCluster(
         self._signals.closed(incident)
         if len(self._closed) >= self._leaves_after:
             calm_s, attempt = self._now_s() + CALM_S, self.world.attempt
-            self._at(calm_s, lambda: self._leave(calm_s, attempt))
-            await self._signals.changed()
+            await self._fate.at(calm_s, lambda: self._leave(calm_s, attempt))
 
     async def _answer(self, incident: int) -> None:
         """A person has mended it, and lets the incident go on."""
@@ -418,18 +364,14 @@ class SimulatedCluster(
 
     # --- Time -------------------------------------------------------------------------------------
 
-    def idle_s(self) -> float:
-        """Real seconds since anything was asked of the cluster."""
-        return time.monotonic() - self._asked_at_s
-
     def _now_s(self) -> float:
-        self._asked_at_s = time.monotonic()
-        return _of(activity.info().started_time) - self.from_s
+        self._fate.moved()
+        return _of(activity.info().started_time) - self._fate.from_s
 
     def _ordered_s(self) -> float:
         """When the order was given, however often it is tried."""
-        self._asked_at_s = time.monotonic()
-        return _of(activity.info().scheduled_time) - self.from_s
+        self._fate.moved()
+        return _of(activity.info().scheduled_time) - self._fate.from_s
 
     def _unless_past(self, ready_s: float) -> None:
         left_s = ready_s - self._now_s()

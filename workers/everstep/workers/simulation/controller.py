@@ -8,22 +8,11 @@ from __future__ import annotations
 import gc
 import sys
 
-from temporalio.client import Client
-from temporalio.service import GrpcCompression
 from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
 from everstep.workers import runtime, stopping
-from everstep.workers.payloads import DATA_CONVERTER
 from everstep.workers.simulation.redirect import Redirect
-from everstep.workflows.order_machines import OrderMachines
-from everstep.workflows.simulated import OrderSimulated, SimulateFate
-
-WORKFLOWS = [
-    *(workflow for workflow in runtime.WORKFLOWS if workflow is not OrderMachines),
-    OrderSimulated,
-    SimulateFate,
-]
-
+from everstep.workers.simulation.server import connect
 
 KILLED, LEFT_ALONE = "killed", "left-alone"
 
@@ -42,17 +31,11 @@ async def main(address: str, queue: str, identity: str, fate: str) -> int:
         fate: `KILLED` where controllers are killed.
     """
     stop = stopping.stop_requested()
-    client = await Client.connect(
-        address,
-        data_converter=DATA_CONVERTER,
-        identity=identity,
-        # On one machine, and `wire` reads along.
-        grpc_compression=GrpcCompression.NONE,
-    )
+    client = await connect(address, identity)
     async with Worker(
         client,
         task_queue=queue,
-        workflows=WORKFLOWS,
+        workflows=runtime.WORKFLOWS,
         # The sandbox refuses what would not be deterministic, and takes half of the time.
         workflow_runner=UnsandboxedWorkflowRunner(),
         workflow_failure_exception_types=list(runtime.WORKFLOW_FAILURE_TYPES),

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 
-from temporalio.client import Client, WorkflowFailureError, WorkflowHandle
-from temporalio.exceptions import ApplicationError, WorkflowAlreadyStartedError
+from temporalio.client import Client
+from temporalio.exceptions import WorkflowAlreadyStartedError
 from temporalio.service import RPCError
 from temporalio.worker import Worker
 
@@ -26,19 +26,19 @@ from everstep.core.model import Alert
 from everstep.spec.job import JobSpec
 from everstep.workers.simulation.cluster import Signals, SimulatedCluster
 from everstep.workers.simulation.controllers import Controllers, controlled
+from everstep.workers.simulation.fate import Fate
 from everstep.workers.simulation.redirect import NEVER, SUFFIX
-from everstep.workers.simulation.server import let_time_pass, let_time_pass_after, skipping
+from everstep.workers.simulation.server import Clock, let_time_pass_after, skipping
 from everstep.workflows import options, story
 from everstep.workflows.incident import ResolveIncident
 from everstep.workflows.job import RunJob
 from everstep.workflows.messages import Approval, JobInput, JobState
-from everstep.workflows.simulated import SimulateFate
 
 MACHINES_PER_BATCH = 600
 """Six times that of production: a child workflow costs the same whatever its batch, and no history
 comes near a limit when the machines of a batch leave nothing in it."""
 
-INCIDENTS_PER_PART = 80
+INCIDENTS_PER_PART = 260
 """What more of them cost the server is what a fresh one and its controller cost to start."""
 
 STALLED_S = 300.0
@@ -84,7 +84,9 @@ class Carried:
     state: JobState
 
 
-async def run_part(cluster: SimulatedCluster, given: Given, carried: Carried) -> Carried | None:
+async def run_part(
+    cluster: SimulatedCluster, fate: Fate, given: Given, carried: Carried
+) -> Carried | None:
     """Let the job go on with a server of its own; what to go on with, or None: its days are over.
 
     Raises:
@@ -102,13 +104,8 @@ async def run_part(cluster: SimulatedCluster, given: Given, carried: Carried) ->
         ),
     ):
         part = _Part(client, given, carried)
-        cluster.move(part.signals(controllers), given.incidents_per_part)
-        fate = await client.start_workflow(
-            SimulateFate.run, id=part.fate.id, task_queue=QUEUE, task_timeout=part.task_timeout
-        )
-        # Fate sleeps until the moment at which the job has left its last server.
-        await let_time_pass(client)
-        await _until_over(fate, cluster)
+        await cluster.move(part.signals(controllers), given.incidents_per_part)
+        await _until_over(fate, Clock(client))
         await part.end()
     return part.left
 
@@ -120,7 +117,6 @@ class _Part:
         name = given.spec.name
         self._client, self._name, self._carried = client, name, carried
         self._job = client.get_workflow_handle(names.job_workflow_id(name))
-        self.fate = client.get_workflow_handle(f"simulation/{name}")
         in_production = options.workflow_task_timeout(given.spec.machines)
         self.task_timeout = in_production if given.kills else NEVER
         self._ending = set[asyncio.Task[None]]()
@@ -135,7 +131,6 @@ class _Part:
             update=lambda request: job.signal(RunJob.push_update, request),
             joined=lambda machine: job.signal(RunJob.machine_joined, machine),
             approve=self._approve,
-            changed=lambda: self.fate.signal(SimulateFate.changed),
             closed=self._closed,
             leave=self._leave,
             kill=controllers.kill,
@@ -164,7 +159,7 @@ class _Part:
             await self._job.query(RunJob.status, rpc_timeout=BEGINS_WITHIN)
         except RPCError as error:
             why = f"the job's workflow does not begin within {BEGINS_WITHIN}: {error}"
-            raise ApplicationError(why, non_retryable=True) from error
+            raise TransientError(why) from error
 
     async def _leave(self) -> bool:
         began = self._carried.state.incidents
@@ -222,20 +217,19 @@ async def carried_by(client: Client, job: str, max_events: int) -> Carried | Non
     return Carried(its_input, state) if calm else None
 
 
-async def _until_over(fate: WorkflowHandle[SimulateFate, None], cluster: SimulatedCluster) -> None:
-    """Wait for the end of the job's days, or of its time on this server.
+async def _until_over(fate: Fate, clock: Clock) -> None:
+    """Let everything happen until the end of the job's days, or of its time on this server.
 
     Raises:
         TransientError: It will not come.
     """
-    over = asyncio.create_task(fate.result())
+    over = asyncio.create_task(fate.follow(clock))
     while not over.done():
-        await asyncio.wait([over], timeout=max(1.0, STALLED_S - cluster.idle_s()))
-        if not over.done() and cluster.idle_s() >= STALLED_S:
+        await asyncio.wait([over], timeout=max(1.0, STALLED_S - fate.idle_s()))
+        if not over.done() and fate.idle_s() >= STALLED_S:
             over.cancel()
             raise TransientError(f"nobody has worked for {STALLED_S:g} s, and time stands still")
     try:
         await over
-    except WorkflowFailureError as error:
-        cause = getattr(error.cause, "cause", None) or error.cause
-        raise TransientError(f"the simulation came to no end: {cause}") from error
+    except RPCError as error:
+        raise TransientError(f"the simulation came to no end: {error}") from error

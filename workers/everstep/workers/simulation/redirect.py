@@ -1,4 +1,8 @@
-"""Lets one worker answer for everybody: activities go to its queue, whatever theirs was."""
+"""Lets one worker answer for everybody: activities go to its queue, whatever theirs was.
+
+A batch of machines, which a child workflow orders in production, is one activity here: the cluster
+answers for all of them at once, when they would have.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +20,17 @@ from temporalio.worker import (
     WorkflowOutboundInterceptor,
 )
 
+from everstep.workflows import options
+from everstep.workflows.batches import ORDER_MACHINES, MachineOrders, MachineReports
+
 AWAIT_STEP = "analysis.await_step"
 """Waits for what may never come, and is given up after what the job's spec says."""
 
+ANSWER_BATCH = "simulation.answer"
+"""Carries `MachineOrders` out, and answers `MachineReports` once all have answered."""
+
 SUFFIX = ".cluster"
 """The simulated cluster polls the controller's queue with this at its end."""
-
 
 NEVER = timedelta(days=3650)
 """The cluster is always there, and each time-out that comes costs the server more than the last."""
@@ -70,6 +79,14 @@ class _Outbound(WorkflowOutboundInterceptor):
             input.schedule_to_close_timeout = None
         return super().start_activity(input)
 
+    async def start_child_workflow(
+        self, input: StartChildWorkflowInput
+    ) -> workflow.ChildWorkflowHandle[Any, Any]:
+        """A batch is no workflow: its machines are the cluster's."""
+        if input.workflow != ORDER_MACHINES:
+            return await super().start_child_workflow(input)
+        return _Batch(_answered(input.args[0], input.static_summary or ""))
+
 
 class _PatientOutbound(_Outbound):
     async def start_child_workflow(
@@ -77,3 +94,22 @@ class _PatientOutbound(_Outbound):
     ) -> workflow.ChildWorkflowHandle[Any, Any]:
         input.task_timeout = NEVER
         return await super().start_child_workflow(input)
+
+
+class _Batch(workflow.ChildWorkflowHandle[Any, MachineReports]):
+    """What its parent takes for the workflow that orders a batch."""
+
+    async def signal(self, *args: object, **options: object) -> None:
+        """Who will not answer any more the cluster knows already."""
+
+
+async def _answered(batch: MachineOrders, summary: str) -> MachineReports:
+    reports: MachineReports = await workflow.execute_activity(
+        ANSWER_BATCH,
+        batch,
+        result_type=MachineReports,
+        start_to_close_timeout=NEVER,
+        retry_policy=options.PROMPT_RETRY,
+        summary=summary,
+    )
+    return reports

@@ -12,6 +12,7 @@ from everstep.core.simulation.faults import DAY_S, Fault
 from everstep.core.simulation.setting import Setting
 from everstep.core.simulation.world import Strike, World
 from everstep.workers.simulation.cluster import SimulatedCluster
+from everstep.workers.simulation.fate import Fate
 from everstep.workers.simulation.machines import CODE, info_of
 from everstep.workers.simulation.parts import Carried, Given, run_part
 from everstep.workflows.messages import JobInput, JobState
@@ -29,15 +30,16 @@ async def simulate(setting: Setting, faults: Sequence[Fault], given: Given) -> R
         TransientError: It does not answer, or does not keep its time.
     """
     world = World(setting, faults)
-    cluster = SimulatedCluster(world, given.progress or (lambda _: None))
+    fate = Fate(setting.days * DAY_S, given.progress or (lambda _: None))
+    cluster = SimulatedCluster(world, fate)
     cluster.disturb(given.kills, len(faults))
     carried: Carried | None = _first(world, given)
     while carried is not None:
-        carried = await run_part(cluster, given, carried)
-    if cluster.latest_s > MOST_LATE_S:
-        late = f"something came {cluster.latest_s:.0f} s later than it was due"
+        carried = await run_part(cluster, fate, given, carried)
+    if fate.latest_s > MOST_LATE_S:
+        late = f"something came {fate.latest_s:.0f} s later than it was due"
         raise TransientError(f"time passed while workflows worked: {late}")
-    return _run(cluster, setting)
+    return _run(cluster, fate.from_s, setting)
 
 
 def _first(world: World, given: Given) -> Carried:
@@ -54,10 +56,10 @@ def _first(world: World, given: Given) -> Carried:
     return Carried(job, JobState(pool=[info_of(machine) for machine in world.first_machines()]))
 
 
-def _run(cluster: SimulatedCluster, setting: Setting) -> Run:
+def _run(cluster: SimulatedCluster, from_s: float, setting: Setting) -> Run:
     world, end_s = cluster.world, setting.days * DAY_S
     world.stop()
-    records = [since(cluster.records[n], cluster.from_s) for n in sorted(cluster.records)]
+    records = [since(cluster.records[n], from_s) for n in sorted(cluster.records)]
     return Run(
         setting=setting,
         met=tuple(Met(record, _strike_of(record, world.struck)) for record in records),

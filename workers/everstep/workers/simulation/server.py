@@ -7,11 +7,18 @@ import contextlib
 import shutil
 import sys
 from collections.abc import AsyncGenerator
+from datetime import timedelta
 from pathlib import Path
 
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.empty_pb2 import Empty
 from temporalio.api.enums.v1 import IndexedValueType
 from temporalio.api.operatorservice.v1 import AddSearchAttributesRequest
-from temporalio.api.testservice.v1 import UnlockTimeSkippingRequest
+from temporalio.api.testservice.v1 import (
+    LockTimeSkippingRequest,
+    SleepRequest,
+    UnlockTimeSkippingRequest,
+)
 from temporalio.client import Client, WorkflowExecutionStatus
 from temporalio.service import GrpcCompression
 
@@ -24,6 +31,9 @@ from everstep.workflows import story
 BINARY = "temporal-test-server"
 HOST = "127.0.0.1"
 PATIENCE_S = 60.0
+
+LONGEST_SLEEP = timedelta(days=1)
+"""Real time: who sleeps to the end of a run does so while all of its incidents are worked on."""
 
 _KINDS = {
     "Keyword": IndexedValueType.INDEXED_VALUE_TYPE_KEYWORD,
@@ -71,9 +81,38 @@ async def skipping() -> AsyncGenerator[Client]:
         await process.wait()
 
 
-async def let_time_pass(client: Client) -> None:
-    """From now on the server's time passes over whatever nobody works in."""
-    await client.test_service.unlock_time_skipping(UnlockTimeSkippingRequest())
+class Clock:
+    """The server's time, which passes over whatever nobody works in where nobody holds it.
+
+    Whoever holds it counts: it passes when each has let it.
+
+    Args:
+        client: Of the server, which begins with its time held once.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self._service = client.test_service
+
+    async def now_s(self) -> float:
+        """What it shows, Unix seconds."""
+        answer = await self._service.get_current_time(Empty())
+        return answer.time.ToMilliseconds() / 1000.0
+
+    async def hold(self) -> None:
+        """Hold it."""
+        await self._service.lock_time_skipping(LockTimeSkippingRequest())
+
+    async def let_pass(self) -> None:
+        """Let it pass where it was held."""
+        await self._service.unlock_time_skipping(UnlockTimeSkippingRequest())
+
+    async def sleep(self, for_s: float) -> None:
+        """Let it pass where it was held, until so many seconds are over, and hold it from then."""
+        duration = Duration()
+        duration.FromTimedelta(timedelta(seconds=for_s))
+        await self._service.unlock_time_skipping_with_sleep(
+            SleepRequest(duration=duration), timeout=LONGEST_SLEEP
+        )
 
 
 async def let_time_pass_after(client: Client, job: str, incident: str) -> None:
@@ -97,16 +136,35 @@ async def let_time_pass_after(client: Client, job: str, incident: str) -> None:
         ended = event.child_workflow_execution_completed_event_attributes
         if ended.workflow_execution.workflow_id == incident:
             return
-    await let_time_pass(client)
+    await Clock(client).let_pass()
+
+
+async def connect(address: str, identity: str | None = None) -> Client:
+    """Reach a server on this machine.
+
+    Args:
+        address: `HOST:PORT`.
+        identity: What the client calls itself.
+
+    Raises:
+        RuntimeError: Nobody answers there.
+    """
+    return await Client.connect(
+        address,
+        data_converter=DATA_CONVERTER,
+        identity=identity,
+        # `wire` reads along.
+        grpc_compression=GrpcCompression.NONE,
+        # This server breaks the connection with who asks twice whether it is still there.
+        keep_alive_config=None,
+    )
 
 
 async def _connected(address: str) -> Client:
     deadline_s = asyncio.get_running_loop().time() + PATIENCE_S
     while True:
         try:
-            return await Client.connect(
-                address, data_converter=DATA_CONVERTER, grpc_compression=GrpcCompression.NONE
-            )
+            return await connect(address)
         except RuntimeError as error:
             if asyncio.get_running_loop().time() > deadline_s:
                 raise TransientError(f"{BINARY} does not answer at {address}") from error
