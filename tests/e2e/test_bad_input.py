@@ -196,5 +196,5 @@ def test_questions_about_what_is_not_there(tmp_path: Path) -> None:
     (broken / "run.json").write_text("{half a")
     check_refused(everstep("status", nowhere), str(nowhere), "is not a run's folder")
     check_refused(everstep("machine", "add", empty), str(empty), "is not a run's folder")
-    shown = everstep("incident", "show", "1", "--run", broken)
+    shown = everstep("incident", "show", "1", broken)
     check_refused(shown, "run.json", "cannot be read")

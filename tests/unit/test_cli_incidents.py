@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from rich.console import Console
+from pathlib import Path
 
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from everstep.cli.commands import app
 from everstep.cli.incidents import MAX_ALERTS_IN_A_ROW, timeline_table
+from everstep.core.errors import InputError
 from everstep.core.record import Finding, IncidentRecord, TimelineEntry
 from everstep.core.vocabulary import Outcome, Symptom
+from everstep.workers.local.folder import RunFolder
 
 
 def record_of(*texts: str) -> IncidentRecord:
@@ -40,3 +47,14 @@ def test_short_rows_of_alerts_are_told_whole() -> None:
 def test_brackets_of_logs_are_no_markup() -> None:
     text = shown(record_of("rank 0 printed last:\n[rank0]: [bold]Traceback[/nonsense]"))
     assert "[rank0]: [bold]Traceback[/nonsense]" in text
+
+
+@pytest.mark.parametrize("words", [("incident", "show"), ("approve",), ("deny",)])
+@pytest.mark.parametrize("option", [(), ("--run",)], ids=["argument", "option"])
+def test_the_run_stands_where_all_commands_have_it(
+    words: tuple[str, ...], option: tuple[str, ...], tmp_path: Path
+) -> None:
+    RunFolder(tmp_path).write_state(job="toy", phase="finished")
+    found = CliRunner().invoke(app, [*words, "7", *option, str(tmp_path)]).exception
+    assert isinstance(found, InputError), found
+    assert str(found) == "incident 7: there is none of that number. Known: none."

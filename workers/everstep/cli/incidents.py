@@ -45,7 +45,7 @@ _RECORDS = TypeAdapter(list[IncidentRecord])
 
 MAX_ALERTS_IN_A_ROW = 5
 
-NumberArgument = Annotated[int, typer.Argument(help="Number of the incident, from 1.")]
+NumberArgument = Annotated[int, typer.Argument(metavar="N", help="Number of the incident, from 1.")]
 NoteOption = Annotated[str, typer.Option(help="Why, for the record.")]
 
 
@@ -67,8 +67,9 @@ def list_command(
 
 @app.command("show")
 def show_command(
-    incident: Annotated[int, typer.Argument(help="Number of the incident, from 1.")],
-    run: RunOption = None,
+    incident: NumberArgument,
+    run: RunArgument = None,
+    run_option: RunOption = None,
     html: Annotated[
         Path | None,
         typer.Option("--html", metavar="FILE", help="One page that needs no network, for others."),
@@ -76,7 +77,7 @@ def show_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Tell one incident as a timeline, with its evidence."""
-    record = _one(find_run(run), incident)
+    record = _one(find_run(run or run_option), incident)
     if html is not None:
         html_page.write(html, incident_html.page(record, _pictures(record)))
         if not as_json:
@@ -115,16 +116,26 @@ def _pictures(record: IncidentRecord) -> dict[str, bytes]:
 
 
 @app.command("approve")
-def approve_command(incident: NumberArgument, run: RunOption = None, note: NoteOption = "") -> None:
+def approve_command(
+    incident: NumberArgument,
+    run: RunArgument = None,
+    run_option: RunOption = None,
+    note: NoteOption = "",
+) -> None:
     """Let a held incident go on past what holds it."""
-    job = _answer(incident, run, note, yes=True)
+    job = _answer(incident, run or run_option, note, yes=True)
     out.print(f"Approved: incident {incident} of {job} goes on.")
 
 
 @app.command("deny")
-def deny_command(incident: NumberArgument, run: RunOption = None, note: NoteOption = "") -> None:
+def deny_command(
+    incident: NumberArgument,
+    run: RunArgument = None,
+    run_option: RunOption = None,
+    note: NoteOption = "",
+) -> None:
     """Say no to the rung that a held incident asks for: the next one is tried."""
-    job = _answer(incident, run, note, yes=False)
+    job = _answer(incident, run or run_option, note, yes=False)
     out.print(f"Denied: incident {incident} of {job} leaves that rung out.")
 
 

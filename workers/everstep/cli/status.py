@@ -49,7 +49,7 @@ def print_status(folder: RunFolder, found: dict[str, Any]) -> None:
     if found["missing"]:
         out.print(f"waits for: {escape(found['missing'])}")
     if number := found["active_incident"]:
-        out.print(f"what led to it: everstep incident show {number} --run {where}")
+        out.print(f"what led to it: everstep incident show {number} {where}")
     step = "none yet" if found["step"] is None else str(found["step"])
     out.print(f"step finished by all ranks: {step}; attempt {found['attempt']}")
     if found["ui"]:
