@@ -228,6 +228,7 @@ class Voice:
         self._start_s = time.monotonic()
         self._told_step_s = 0.0
         self._attempt = 0
+        self._started = False
         self._told: dict[int, list[TimelineEntry]] = {}
 
     def say(self, text: str) -> None:
@@ -235,10 +236,18 @@ class Voice:
         err.print(f"[dim]{time.monotonic() - self._start_s:7.1f} s[/] ", end="")
         err.print(text, markup=False)
 
+    def started(self) -> None:
+        """Said once, and of later starts by their incidents."""
+        if not self._started:
+            self.say("all ranks are started; the first step takes longest")
+        self._started = True
+
     def progress(self, snapshot: Snapshot) -> None:
         """A line now and then, and for the first step of each attempt."""
         if snapshot.slowest is None:
             return
+        # Steps are heard of at once, the job's phase when it is asked next.
+        self.started()
         now_s = time.monotonic()
         if snapshot.attempt != self._attempt or now_s - self._told_step_s > TELL_STEP_EVERY_S:
             self._attempt, self._told_step_s = snapshot.attempt, now_s
