@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,10 +10,10 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from everstep.cli.commands import app
-from everstep.cli.incidents import MAX_ALERTS_IN_A_ROW, timeline_table
+from everstep.cli.incidents import MAX_ALERTS_IN_A_ROW, incident_table, timeline_table
 from everstep.core.errors import InputError
-from everstep.core.record import Finding, IncidentRecord, TimelineEntry
-from everstep.core.vocabulary import Outcome, Symptom
+from everstep.core.record import Climb, Finding, IncidentRecord, TimelineEntry
+from everstep.core.vocabulary import Outcome, Rung, Symptom
 from everstep.workers.local.folder import RunFolder
 
 
@@ -47,6 +48,30 @@ def test_short_rows_of_alerts_are_told_whole() -> None:
 def test_brackets_of_logs_are_no_markup() -> None:
     text = shown(record_of("rank 0 printed last:\n[rank0]: [bold]Traceback[/nonsense]"))
     assert "[rank0]: [bold]Traceback[/nonsense]" in text
+
+
+def test_the_list_fits_into_a_narrow_terminal() -> None:
+    """At 80 columns no line is longer, and no word is cut."""
+    finding = Finding(Symptom.EXTERNAL_SERVICE_ERROR, ("m12", "m13", "m14"), (), False, "")
+    climbs = tuple(
+        Climb(rung, "", (), 1, 100.0) for rung in (Rung.REATTEMPT, Rung.ROLLBACK, Rung.EVICT)
+    )
+    record = replace(
+        record_of(),
+        incident=12,
+        finding=finding,
+        climbs=climbs,
+        outcome=Outcome.RECOVERED,
+        first_step_at_s=12_445.678,
+    )
+    console = Console(width=80)
+    with console.capture() as captured:
+        console.print(incident_table([record]))
+    lines = captured.get().splitlines()
+    assert max(map(len, lines)) <= 80
+    words = " ".join(lines).replace(",", " ").split()
+    assert {"where", "m12", "m13", "m14", "reattempt", "rollback", "evict"} <= set(words)
+    assert {"external_service_error", "recovered", "12345.68"} <= set(words)
 
 
 @pytest.mark.parametrize("words", [("incident", "show"), ("approve",), ("deny",)])

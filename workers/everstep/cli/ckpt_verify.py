@@ -27,6 +27,9 @@ from everstep.workers.local.memory import Memory
 TRIES = 8
 """Of a job with steps of a few milliseconds, most steps are gone before they are asked for."""
 
+CHECKSUMS = "everstep.checkpoint.checksums"
+"""Imported by name where it is used: it loads torch, which most commands do without."""
+
 MOVED_ON = "moved on"
 
 
@@ -78,6 +81,8 @@ def told(results: Sequence[Result]) -> str:
 
 def verify_memory(memory: Memory) -> Iterator[Result]:
     """Read all shards of all machines."""
+    # Loads torch, which takes seconds: what is looked at before has moved on by then.
+    import_module(CHECKSUMS)
     for seen in memory.look():
         if seen.contents is None:
             yield Result(seen.info.machine, "memory", "", seen.reason)
@@ -105,8 +110,7 @@ def verify_shard(memory: Memory, info: MachineInfo, rank: int, step: int) -> Res
 
 
 def _compared(snapshot: Snapshot, where: str, what: str, step: int) -> Result:
-    # Loads torch, which most commands do without.
-    checksums = import_module("everstep.checkpoint.checksums")
+    checksums = import_module(CHECKSUMS)
     memory = memoryview(mmap.mmap(snapshot.fd, snapshot.shard.body_bytes))
     if checksums.checksum(memory) == snapshot.shard.checksum:
         return Result(where, what, step, "whole", Verdict.HEALTHY)

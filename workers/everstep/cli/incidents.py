@@ -26,7 +26,7 @@ from everstep.cli.person import person
 from everstep.cli.stack_view import show_grid
 from everstep.core.errors import EverstepError, InputError, TransientError
 from everstep.core.record import IncidentRecord, StackRecord, TimelineEntry
-from everstep.core.vocabulary import Observer, Outcome
+from everstep.core.vocabulary import Observer, Outcome, Rung
 from everstep.workers import handles
 from everstep.workers.local.folder import RunFolder
 from everstep.workflows import story
@@ -203,12 +203,14 @@ def _one(folder: RunFolder, incident: int) -> IncidentRecord:
 
 
 def incident_table(records: list[IncidentRecord]) -> Table:
-    """One line an incident."""
-    table = Table("#", Column("symptom", no_wrap=True))
-    for title in ("machines", "rungs"):
-        table.add_column(title, overflow="fold")
-    for title in ("outcome", "to first new step", "steps lost"):
-        table.add_column(title, min_width=9)
+    """One line an incident, which fits into 80 columns: no word of it is cut."""
+    # What cannot be wrapped takes as much as it needs; lists of machines and rungs the rest.
+    table = Table("#", Column("symptom", no_wrap=True), show_edge=False, pad_edge=False)
+    table.add_column("where", overflow="fold", min_width=len("where"))
+    table.add_column("rungs", min_width=max(map(len, Rung)) + len(","))
+    table.add_column("outcome", no_wrap=True)
+    table.add_column("to first new step", min_width=len("new step"))
+    table.add_column("steps lost", min_width=len("steps"))
     for record in records:
         took = "-"
         if record.first_step_at_s is not None:
