@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from everstep.cli import standing, watching
 from everstep.cli.commands import app
+from everstep.cli.hot_update import update_table
 from everstep.cli.status import standby_text
 from everstep.core import updates
 from everstep.core.memory import CodeVersion
@@ -104,3 +106,23 @@ async def test_watching_ends_with_how_the_run_ended(
     lines = capsys.readouterr()
     assert lines.err == ""
     assert [line.split("; ")[1] for line in lines.out.splitlines()] == ["failed"]
+
+
+def test_what_an_update_changes_is_not_cut_in_a_narrow_terminal() -> None:
+    asked = replace(
+        UPDATE,
+        version="9cadb5621a66",
+        settings=(("lr", "3e-4"), ("NCCL_DEBUG", "INFO")),
+        author="christopher",
+        reason="fused norm [x], and a warmer start after the spike of yesterday",
+        state=UpdateState.APPLIED,
+        became="v1+abc",
+    )
+    codes = [CodeVersion("v1+abc", "/code", failed="rank 5 on m2 ended with exit code 1")]
+    console = Console(width=80)
+    with console.capture() as captured:
+        console.print(update_table(updates.told([asked], codes)))
+    lines = captured.get().splitlines()
+    assert max(map(len, lines)) <= 80
+    words = {"9cadb5621a66", "lr=3e-4", "NCCL_DEBUG=INFO", "christopher", "[x],", "yesterday"}
+    assert words <= set(" ".join(lines).split())

@@ -9,7 +9,8 @@ from dataclasses import asdict
 from typing import Annotated, Any, TypeVar
 
 import typer
-from rich.table import Table
+from rich.table import Column, Table
+from rich.text import Text
 from temporalio.client import WorkflowHandle
 
 from everstep.cli.asking import PATIENCE_S, ask, connect
@@ -113,7 +114,7 @@ def updates_command(
     if as_json:
         typer.echo(json.dumps(found, indent=2))
     elif found:
-        out.print(_table(found))
+        out.print(update_table(found))
     else:
         out.print("no update was asked for")
 
@@ -171,15 +172,17 @@ def _call(folder: RunFolder, act: Callable[[_Handle], Awaitable[T]]) -> T:
     return ask(go(), InputError(folder.job(), "it has ended", "Start another: everstep run SPEC."))
 
 
-def _table(found: Sequence[Mapping[str, Any]]) -> Table:
-    table = Table("update", "asked for", "by", "what", "why", "outcome")
+def update_table(found: Sequence[Mapping[str, Any]]) -> Table:
+    """One row an update; of what it changes nothing is cut, however narrow the terminal is."""
+    table = Table("#", "asked for", Column("what", overflow="fold"), "why", "outcome")
     for one in found:
         what = [one["version"]] if one["version"] else []
         what += [f"{key}={value}" for key, value in one["settings"]]
         said = one["outcome"]
         if one["state"] == UpdateState.PENDING:
             said += f", {story.clock(one['due_at_s'])} at the latest"
-        asked = story.clock(one["at_s"])
-        told = (str(one["number"]), asked, one["author"], " ".join(what), one["reason"])
-        table.add_row(*told, said)
+        asked = f"{story.clock(one['at_s'])} by {one['author']}"
+        # Not markup: persons write brackets, too.
+        told = (asked, "\n".join(what), one["reason"], said)
+        table.add_row(str(one["number"]), *map(Text, told))
     return table

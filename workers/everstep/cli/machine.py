@@ -39,7 +39,10 @@ def add_command(run: RunArgument = None) -> None:
             request.unlink(missing_ok=True)
             raise TransientError(f"the run in {folder.path} does not take requests; try again")
         time.sleep(0.05)
-    out.print(f"A machine was added to {folder.path}; it is ready within seconds.")
+    out.print(
+        f"A machine was added to {folder.path}. It starts its agent, loads torch and is tested:"
+        " see everstep status for when it is ready."
+    )
 
 
 @app.command("admit")
