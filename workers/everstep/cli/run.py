@@ -229,6 +229,7 @@ class Voice:
         self._told_step_s = 0.0
         self._attempt = 0
         self._started = False
+        self._first_step = ""
         self._told: dict[int, list[TimelineEntry]] = {}
 
     def say(self, text: str) -> None:
@@ -249,9 +250,22 @@ class Voice:
         # Steps are heard of at once, the job's phase when it is asked next.
         self.started()
         now_s = time.monotonic()
-        if snapshot.attempt != self._attempt or now_s - self._told_step_s > TELL_STEP_EVERY_S:
-            self._attempt, self._told_step_s = snapshot.attempt, now_s
-            self.say(f"step {snapshot.slowest} finished by all ranks (attempt {snapshot.attempt})")
+        is_first = snapshot.attempt != self._attempt
+        if not is_first and now_s - self._told_step_s <= TELL_STEP_EVERY_S:
+            return
+        self._tell_first_step()
+        self._attempt, self._told_step_s = snapshot.attempt, now_s
+        text = f"step {snapshot.slowest} finished by all ranks (attempt {snapshot.attempt})"
+        if is_first and snapshot.attempt > 1:
+            # That it was started again is told by its incident, which is asked less often.
+            self._first_step = text
+        else:
+            self.say(text)
+
+    def _tell_first_step(self) -> None:
+        if self._first_step:
+            self.say(self._first_step)
+        self._first_step = ""
 
     def incident(self, record: IncidentRecord) -> None:
         """The lines of the story that were not told yet."""
@@ -261,3 +275,4 @@ class Voice:
                 told.append(entry)
                 since_s = entry.at_s - record.fault_at_s
                 self.say(f"  incident {record.incident} {since_s:+.2f} s: {entry.text}")
+        self._tell_first_step()
