@@ -90,7 +90,7 @@ def test_one_look_at_ranks_that_may_move_names_no_machine_to_evict(
     assert len(doubts) == 1
     assert "one look cannot tell a rank that moves from one that stands" in doubts[0]
     assert doubts[0].endswith("evict slots 12-15")
-    assert f"Look again some seconds later: {tmp_path}/rank-N.2.json" in call(
+    assert f"Look again some seconds later: as {tmp_path}/rank-N.2.json" in call(
         tmp_path, "--spec", spec
     )
     # Who does not answer does not move either.

@@ -52,8 +52,8 @@ def analyze_command(
     show_groups(snapshots[-1], layout.world_size)
     show_judgement(layout, judgement, missing)
     if judgement.next_step is NextStep.LOOK_AGAIN:
-        again = f"{folder}/rank-N.{len(snapshots) + 1}.json"
-        out.print(Text(f"Look again some seconds later: {again}, or everstep stacks --save DIR."))
+        again = f"as {folder}/rank-N.{len(snapshots) + 1}.json"
+        out.print(Text(f"Look again some seconds later: {again}, or in a folder of its own there."))
 
 
 def as_values(judgement: Judgement) -> dict[str, Any]:
