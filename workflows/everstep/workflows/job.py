@@ -7,7 +7,6 @@ time.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -18,10 +17,10 @@ from temporalio.exceptions import ActivityError, FailureError
 
 from everstep.core import evidence, memory, names, updates
 from everstep.core.model import Alert, Assignment, CopyDamaged, MachineInfo, RanksFinished
-from everstep.core.orders import FROM_THE_BEGINNING
 from everstep.core.record import TimelineEntry
-from everstep.core.vocabulary import Observer, Symptom
-from everstep.workflows import asking, options, ordering, restart, storage, story, updating
+from everstep.core.vocabulary import Symptom
+from everstep.workflows import asking, first_start, options, ordering, story
+from everstep.workflows.first_start import own_alert
 from everstep.workflows.incident import ResolveIncident
 from everstep.workflows.messages import (
     Eviction,
@@ -46,9 +45,6 @@ MAX_NOTED = 50
 
 MAX_NOTES = 20
 
-GATHERING_S = 60.0
-"""How long the first start waits for standbys once there are machines for every slot."""
-
 
 @workflow.defn(name="RunJob")
 class RunJob(UpdateDesk):
@@ -67,7 +63,6 @@ class RunJob(UpdateDesk):
         self._awaited_s: float | None = None
         self._asks_cluster = False
         self._showing: asyncio.Task[None] | None = None
-        self._places: dict[str, str] = {}
 
         async def on_ready(machine: MachineInfo) -> None:
             await self._tell_incident("machine_joined", machine)
@@ -231,7 +226,7 @@ class RunJob(UpdateDesk):
         self._asks_cluster = workflow.patched("asks-cluster")
         self._care = asyncio.create_task(self._standbys.run())
         if self._state.assignment is None:
-            await self._gather_machines()
+            await first_start.gather(self._job, self._state, self._standbys, self._asks_cluster)
             await self._first_start()
         while not (self._all_finished() and self._state.active is None):
             self._show()
@@ -262,91 +257,14 @@ class RunJob(UpdateDesk):
         await self._standbys.settle()
         await workflow.wait_condition(workflow.all_handlers_finished)
 
-    async def _gather_machines(self) -> None:
-        """Wait for a machine for every slot, and a while for the standbys."""
-        spec = self._job.spec
-        await workflow.wait_condition(lambda: len(self._state.pool) >= spec.machines)
-        wanted = spec.machines + spec.standby_count()
-        try:
-            await workflow.wait_condition(
-                lambda: len(self._state.pool) >= wanted,
-                timeout=timedelta(seconds=GATHERING_S),
-                timeout_summary="wait for the standbys",
-            )
-        except TimeoutError:
-            workflow.logger.warning("starting with %d of %d", len(self._state.pool), wanted)
-        self._places = await asking.places(spec) if self._asks_cluster else {}
-        late = wanted - len(self._state.pool)
-        await self._test_spares()
-        by_name = self._by_name()
-        self._state.assignment = Assignment(
-            attempt=1,
-            slots=tuple(by_name[: spec.machines]),
-            code_version=self._job.code_version,
-        )
-        self._state.pool = by_name[spec.machines :]
-        self._standbys.expect(late)
-
-    async def _test_spares(self) -> None:
-        """Test who will have no slot; the first start waits a while for them, no longer."""
-        spares = self._standbys.take_for_tests(self._by_name()[self._job.spec.machines :])
-        if not spares:
-            return
-        with contextlib.suppress(TimeoutError):
-            await workflow.wait_condition(
-                lambda: not any(info in self._state.arriving for info in spares),
-                timeout=timedelta(seconds=GATHERING_S),
-                timeout_summary="wait for the standbys' tests",
-            )
-        await workflow.wait_condition(lambda: len(self._state.pool) >= self._job.spec.machines)
-
-    def _by_name(self) -> list[MachineInfo]:
-        """Machines of the pool by where they stand, then by name."""
-        return sorted(
-            self._state.pool,
-            key=lambda info: (self._places.get(info.machine, ""), _natural(info.machine)),
-        )
-
     async def _first_start(self) -> None:
-        """Start attempt 1; a machine that cannot is the first incident's alert."""
+        """Start attempt 1; what cannot start is the first incident's alert."""
         assignment = self._state.assignment
-        assert assignment is not None  # noqa: S101 - set by the only caller just before
+        assert assignment is not None  # noqa: S101 - gathered by the only caller just before
         self._state.started_at_s = self._state.attempt_at_s = workflow.now().timestamp()
         if self._asks_cluster:
             self._showing = asyncio.create_task(asking.show_slots(self._job.spec, assignment))
-        if self._job.spec.code.prepare:
-            directory = self._job.code_directory
-            _, problems = await updating.prepare(self._job, directory, assignment.slots)
-            if problems:
-                text = "; ".join(problems)
-                self.report_alerts([_own_alert(Symptom.CODE_ERROR, assignment.attempt, None, text)])
-                return
-        try:
-            backup = self._job.spec.backup_plan()
-            source = await self._first_source(assignment)
-            await restart.start(
-                self._job, assignment, backup, source.step, self._run_id, source.stored
-            )
-        except restart.MachinesRefusedError as error:
-            self.report_alerts(
-                [
-                    _own_alert(Symptom.CONTAINER_ERROR, assignment.attempt, r.machine, r.reason)
-                    for r in error.refusals
-                ]
-            )
-        except ActivityError as error:
-            text = ordering.why(error)
-            self.report_alerts(
-                [_own_alert(Symptom.CONTAINER_ERROR, assignment.attempt, None, text)]
-            )
-
-    async def _first_source(self, assignment: Assignment) -> storage.Source:
-        """Where a new run begins: where an earlier one had come to, if storage has that."""
-        found = await storage.find(self._job, assignment, self._run_id, self._note)
-        source = await storage.bring_back(self._job, assignment, found, self._note)
-        if source.step != FROM_THE_BEGINNING:
-            self._note(f"this run goes on from step {source.step} of an earlier one")
-        return source
+        self.report_alerts(await first_start.begin(self._job, assignment, self._run_id, self._note))
 
     async def _open_incident(self) -> None:
         assignment = self._state.assignment
@@ -502,25 +420,13 @@ class RunJob(UpdateDesk):
         return "finished" if self._all_finished() else "training"
 
 
-def _own_alert(symptom: Symptom, attempt: int, machine: str | None, detail: str) -> Alert:
-    now_s = workflow.now().timestamp()
-    return Alert(Observer.CONTROLLER, symptom, now_s, detail, attempt, machine)
-
-
 def _replaced(old: MachineInfo, new: MachineInfo) -> Alert:
     """An agent that was started anew has lost its ranks and its memory: the old one is gone."""
     return replace(
-        _own_alert(
+        own_alert(
             Symptom.AGENT_LOST,
             0,
             old.machine,
             f"agent of {old.machine} started anew (process {old.agent_pid} -> {new.agent_pid})",
         )
     )
-
-
-def _natural(name: str) -> tuple[str, int, str]:
-    """Sort key that puts m10 after m9."""
-    head = name.rstrip("0123456789")
-    digits = name[len(head) :]
-    return head, int(digits) if digits else -1, name

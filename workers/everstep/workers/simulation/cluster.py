@@ -44,7 +44,7 @@ from everstep.core.trial import ReplayOrder, ReplayReport
 from everstep.core.vocabulary import Outcome
 from everstep.workers.simulation.fate import CLOSE_S, Fate
 from everstep.workers.simulation.machines import CODE, Machines, info_of
-from everstep.workers.simulation.redirect import ANSWER_BATCH
+from everstep.workers.simulation.redirect import ANSWER_BATCH, REPORTS, as_payload
 from everstep.workers.simulation.silent import SilentCluster
 from everstep.workflows.batches import MachineOrders, MachineReports
 from everstep.workflows.effects import AwaitStep, Evicted, EvictOrder, JudgeOrder, PageOrder
@@ -185,7 +185,7 @@ class SimulatedCluster(
     # --- Orders to machines -----------------------------------------------------------------------
 
     @activity.defn(name=ANSWER_BATCH)
-    async def answer(self, batch: RawValue) -> MachineReports:
+    async def answer(self, batch: RawValue) -> RawValue:
         """Carry out the orders of a batch; tried again when all of its machines have answered.
 
         Effect: the model's ranks stop or start.
@@ -203,7 +203,7 @@ class SimulatedCluster(
                 del self._answers[next(iter(self._answers))]
         reports, ready_s = self._answers[order]
         self._unless_past(ready_s)
-        return reports
+        return as_payload(REPORTS, reports)
 
     async def _answer_batch(self, batch: MachineOrders) -> tuple[MachineReports, float]:
         if len(self.world.struck) in self._disturbed:

@@ -6,6 +6,7 @@ The workflows that run in production, in a process of its own, which may be kill
 from __future__ import annotations
 
 import gc
+import logging
 import sys
 
 from temporalio.worker import UnsandboxedWorkflowRunner, Worker
@@ -30,6 +31,8 @@ async def main(address: str, queue: str, identity: str, fate: str) -> int:
         identity: What it calls itself.
         fate: `KILLED` where controllers are killed.
     """
+    # What a job notes in ninety days is in its records.
+    logging.getLogger("temporalio.workflow").setLevel(logging.ERROR)
     stop = stopping.stop_requested()
     client = await connect(address, identity)
     async with Worker(

@@ -30,15 +30,12 @@ from everstep.workers.simulation.fate import Fate
 from everstep.workers.simulation.redirect import NEVER, SUFFIX
 from everstep.workers.simulation.server import Clock, let_time_pass_after, skipping
 from everstep.workflows import options, story
+from everstep.workflows.batches import MACHINES_PER_BATCH
 from everstep.workflows.incident import ResolveIncident
 from everstep.workflows.job import RunJob
 from everstep.workflows.messages import Approval, JobInput, JobState
 
-MACHINES_PER_BATCH = 600
-"""Six times that of production: a child workflow costs the same whatever its batch, and no history
-comes near a limit when the machines of a batch leave nothing in it."""
-
-INCIDENTS_PER_PART = 260
+INCIDENTS_PER_PART = 130
 """What more of them cost the server is what a fresh one and its controller cost to start."""
 
 STALLED_S = 300.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import shutil
 import sys
 from collections.abc import AsyncGenerator
@@ -20,6 +21,7 @@ from temporalio.api.testservice.v1 import (
     UnlockTimeSkippingRequest,
 )
 from temporalio.client import Client, WorkflowExecutionStatus
+from temporalio.runtime import LoggingConfig, Runtime, TelemetryConfig, TelemetryFilter
 from temporalio.service import GrpcCompression
 
 from everstep.agent.leash import leashed
@@ -157,7 +159,15 @@ async def connect(address: str, identity: str | None = None) -> Client:
         grpc_compression=GrpcCompression.NONE,
         # This server breaks the connection with who asks twice whether it is still there.
         keep_alive_config=None,
+        runtime=_native(),
     )
+
+
+@functools.cache
+def _native() -> Runtime:
+    """The SDK's own runtime, which warns of what this server lacks, each time."""
+    errors = TelemetryFilter(core_level="ERROR", other_level="ERROR")
+    return Runtime(telemetry=TelemetryConfig(logging=LoggingConfig(filter=errors)))
 
 
 async def _connected(address: str) -> Client:
