@@ -8,7 +8,7 @@ import hashlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 
 from everstep.agent import link
 from everstep.agent.shards import ShardStore
@@ -78,7 +78,7 @@ class Machine:
 
 
 @contextlib.contextmanager
-def machine(name: str) -> Iterator[Machine]:
+def machine(name: str) -> Generator[Machine]:
     """A machine, until the end."""
     made = Machine(name)
     yield made
@@ -86,7 +86,7 @@ def machine(name: str) -> Iterator[Machine]:
 
 
 @contextlib.contextmanager
-def no_thread_left() -> Iterator[None]:
+def no_thread_left() -> Generator[None]:
     """Whatever has been started has ended soon after."""
     before = set(threading.enumerate())
     yield
