@@ -88,6 +88,27 @@ def test_ranks_that_go_on_while_the_fault_is_known() -> None:
     assert totals(ledger(STEPS, [still], 0.0, 20.0))[Spent.LOCATE] == 7.0
 
 
+def test_what_a_hang_takes_until_it_is_seen_is_its_detection() -> None:
+    """Step 3 is made at 13 s, the ranks fall silent, and that is seen 10 s later: none is lost."""
+    marks = ((23.0, Spent.DETECT), (23.25, Spent.LOCATE), (24.0, Spent.RESTART))
+    seen = [*STEPS, StepSeen(2, 4, 27.0)]
+    hang = incident(1, *marks)
+    hang = replace(hang, finding=replace(hang.finding, symptom=Symptom.JOB_HANG))
+    stretches = ledger(seen, [hang], 0.0, 27.0)
+    spent = totals(stretches)
+    assert (spent[Spent.DETECT], spent[Spent.REDONE]) == (10.25, 0.0)
+    assert (spent[Spent.LOCATE], spent[Spent.RESTART], spent[Spent.PRODUCTIVE]) == (0.75, 2.0, 4.0)
+    assert sum(lost_s(stretches, 1).values()) == 13.0
+    # The restart fails of something else: what the first rung answered was the hang all the same.
+    (climb,) = hang.climbs
+    climbs = (replace(climb, symptom=Symptom.JOB_HANG), replace(climb, symptom=Symptom.CODE_ERROR))
+    told = replace(FAULT, climbs=climbs, marks=hang.marks)
+    assert totals(ledger(seen, [told], 0.0, 27.0)) == spent
+    # And the other way round.
+    told = replace(hang, climbs=climbs[::-1])
+    assert totals(ledger(seen, [told], 0.0, 27.0))[Spent.REDONE] == 10.0
+
+
 def test_a_wish_is_no_failure() -> None:
     wish = incident(1, (13.5, Spent.LOCATE), (14.0, Spent.RESTART), rung=Rung.UPDATE)
     spent = totals(ledger(AFTER, [wish], 0.0, 22.0))

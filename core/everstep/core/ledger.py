@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from everstep.core.ettr import usual_step_s
 from everstep.core.model import StepSeen
 from everstep.core.record import IncidentRecord, Mark
-from everstep.core.vocabulary import Rung, Spent
+from everstep.core.vocabulary import Rung, Spent, Symptom
 
 SHORTEST_STALL = 0.01
 """Share of a step from which on standing still for a checkpoint is told apart from the step. Less
@@ -52,8 +52,9 @@ def ledger(
 
     A step counts as productive the first time that all ranks finish it. The first step of an
     attempt lasts as long as a usual one (the median); what is before that is the restart. What
-    ranks had done of a step when they failed is done again. Where in a step training stood for a
-    checkpoint is not known: it is put at its end.
+    ranks had done of a step when they failed is done again; of ranks that hung it is detection, for
+    when in that step they began to hang is not known. Where in a step training stood for a
+    checkpoint is not known either: it is put at its end.
 
     Args:
         steps: In order of time, over all attempts.
@@ -134,10 +135,7 @@ def _told(incidents: Sequence[IncidentRecord]) -> _Told:
 
 def _gap(told: _Told, from_s: float, to_s: float, since_s: float | None) -> list[Stretch]:
     marks = [(at_s, mark.spent, record) for at_s, mark, record in _between(told, from_s, to_s)]
-    # Until somebody saw the fault, the ranks did what is lost now, or had not begun.
-    edges: list[tuple[float, Spent, int | None]] = [
-        (from_s, Spent.START if since_s is None else Spent.REDONE if marks else Spent.END, None)
-    ]
+    edges: list[tuple[float, Spent, int | None]] = [(from_s, *_unseen(marks, since_s))]
     if since_s is not None:
         marks = _seen_before(told, since_s, from_s, [record for *_, record in marks]) + marks
     for at_s, spent, record in marks:
@@ -148,6 +146,30 @@ def _gap(told: _Told, from_s: float, to_s: float, since_s: float | None) -> list
         Stretch(begin_s, end_s, spent, incident)
         for (begin_s, spent, incident), (end_s, _, _) in itertools.pairwise(edges)
     ]
+
+
+def _unseen(
+    marks: Sequence[tuple[float, Spent, IncidentRecord]], since_s: float | None
+) -> tuple[Spent, int | None]:
+    """What went on until somebody saw the fault, and for which incident.
+
+    The ranks did what is lost now, or had not begun; or they hung, which is seen by nothing but that
+    nothing comes: then the fault is as old as their last step.
+    """
+    if since_s is None:
+        return Spent.START, None
+    if not marks:
+        return Spent.END, None
+    at_s, _, record = marks[0]
+    if _failure(record, at_s) is Symptom.JOB_HANG:
+        return Spent.DETECT, record.incident
+    return Spent.REDONE, None
+
+
+def _failure(record: IncidentRecord, at_s: float) -> Symptom:
+    """What had happened at one of an incident's marks: several failures may share an incident."""
+    found = (climb.symptom for climb in record.climbs if climb.at_s >= at_s)
+    return next((symptom for symptom in found if symptom is not None), record.finding.symptom)
 
 
 def _between(told: _Told, from_s: float, to_s: float) -> _Told:
