@@ -66,6 +66,10 @@ class Finished:
         return dict(json.loads((self.folder / "run.json").read_text()))
 
     @property
+    def standing(self) -> dict[str, Any]:
+        return dict(json.loads((self.folder / "standing.json").read_text()))
+
+    @property
     def incidents(self) -> list[IncidentRecord]:
         return load_incidents(self.folder / "incidents")
 

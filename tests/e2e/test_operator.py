@@ -132,6 +132,23 @@ def handles_signals(run: Live) -> bool:
     return all(caught >> (number - 1) & 1 for number in (signal.SIGINT, signal.SIGTERM))
 
 
+def kept(run: Live) -> bool:
+    """Whether both ranks run, and the folder tells that they do."""
+    file = run.folder / "standing.json"
+    return run.up() and file.exists() and json.loads(file.read_text())["slots"] == ["m0", "m1"]
+
+
+def check_tells(run: Live, ending: str) -> dict[str, Any]:
+    """All that was known is told of a run that did not end by itself: its report."""
+    report = everstep("report", run.folder, "--json")
+    assert report.returncode == 0, report.stderr
+    found: dict[str, Any] = json.loads(report.stdout)
+    assert found["ending"] == ending
+    assert everstep("updates", run.folder).stdout == "no update was asked for\n"
+    assert run.status()["slots"] == ["m0", "m1"]
+    return found
+
+
 def kill_a_rank(run: Live) -> None:
     run.processes("waiter.sh")[0].kill()
 
@@ -144,7 +161,7 @@ MOMENTS: dict[str, tuple[Callable[[Live], object], tuple[int, ...]]] = {
     "while the command loads": (handles_signals, (signal.SIGINT,)),
     "before the server is up": (lambda run: run.processes("start-dev"), (signal.SIGTERM,)),
     "while machines gather": (agents, (signal.SIGINT,)),
-    "in training": (Live.up, (signal.SIGINT, signal.SIGINT, signal.SIGTERM)),
+    "in training": (kept, (signal.SIGINT, signal.SIGINT, signal.SIGTERM)),
 }
 
 
@@ -160,6 +177,8 @@ def test_stopped(moment: str, tmp_path: Path) -> None:
     with live(write_waiter(tmp_path), tmp_path / "run") as run:
         run.wait_until(lambda: condition(run), moment)
         run.check_stops(*signals)
+        if moment == "in training":
+            check_tells(run, "was stopped")
 
 
 def test_stopped_in_a_recovery(tmp_path: Path) -> None:
@@ -185,7 +204,7 @@ def test_stopped_while_it_ends(tmp_path: Path) -> None:
     "condition",
     [
         pytest.param(agents, id="gathering", marks=pytest.mark.soak),
-        pytest.param(Live.up, id="training"),
+        pytest.param(kept, id="training"),
     ],
 )
 def test_killed(condition: Callable[[Live], object], tmp_path: Path) -> None:
@@ -197,6 +216,8 @@ def test_killed(condition: Callable[[Live], object], tmp_path: Path) -> None:
         run.process.communicate()
         assert_nothing_left(run.folder)
     assert run.status().get("phase") == "cut off"
+    if condition is kept:
+        check_tells(run, "was cut off")
     again = everstep("run", spec, "--run-dir", run.folder)
     assert again.returncode == 2
     assert "a run that was cut off is there" in again.stderr
@@ -329,6 +350,7 @@ def test_trainer_that_always_fails_ends_in_a_hold_with_its_error(tmp_path: Path)
         assert "held:" in shown
         attempts = len(list((run.folder / "machines").glob("*/attempt-*")))
         run.check_stops(signal.SIGTERM)
+        assert check_tells(run, "was stopped")["spent"]["held"] > 0
     assert attempts <= 4
 
 

@@ -61,7 +61,7 @@ def test_a_machine_that_is_missing_comes_by_itself_and_is_tested(
     [record] = done.incidents
     assert record.replacements == ("m2",)
     assert [entry["test"] for entry in done.effects("tested")] == ["gpu", "machine"]
-    notes = [text for _, text in done.state["notes"]]
+    notes = [text for _, text in done.standing["notes"]]
     assert notes == [
         "asked the cluster for 1 machine: slots are vacant and no standby is left",
         "m2 passed its tests and waits for a slot",

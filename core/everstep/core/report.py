@@ -58,6 +58,7 @@ class Report:
         mechanisms: How many incidents each rung resolved, most first.
         machines: How often each was evicted, most first.
         codes: How often each code version was running when an incident opened, most first.
+        ending: How the run ended other than well, to be put after "the run"; else empty.
     """
 
     job: str
@@ -71,6 +72,7 @@ class Report:
     mechanisms: tuple[tuple[str, int], ...]
     machines: tuple[tuple[str, int], ...]
     codes: tuple[tuple[str, int], ...]
+    ending: str = ""
 
     @property
     def ettr(self) -> float:
@@ -85,6 +87,7 @@ def report(
     incidents: Sequence[IncidentRecord],
     from_s: float,
     to_s: float,
+    ending: str = "",
 ) -> Report:
     """All figures of a run.
 
@@ -94,6 +97,7 @@ def report(
         incidents: By number.
         from_s: When it was started.
         to_s: When it ended, or now.
+        ending: How it ended other than well.
     """
     stretches = tuple(ledger.ledger(steps, incidents, from_s, to_s))
     resolved = Counter(_resolved_by(record) for record in incidents)
@@ -109,6 +113,7 @@ def report(
         mechanisms=tuple(resolved.most_common()),
         machines=tuple(Counter(m for r in incidents for m in r.evicted).most_common()),
         codes=tuple(Counter(r.code_version for r in incidents).most_common()),
+        ending=ending,
     )
 
 

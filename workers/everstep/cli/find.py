@@ -84,9 +84,7 @@ def require_running(folder: RunFolder) -> None:
     Raises:
         InputError: It has; says how.
     """
-    if not folder.is_running():
-        phase = folder.read_state().get("phase", "ended")
-        how = "was cut off" if phase == "running" else phase
+    if how := folder.ending():
         raise InputError(
             str(folder.path), f"the run is over ({how})", "Start another: everstep run SPEC."
         )

@@ -17,11 +17,12 @@ from everstep.cli.asking import PATIENCE_S, ask, connect
 from everstep.cli.console import out
 from everstep.cli.find import RunArgument, find_run, use_server_of
 from everstep.cli.person import person
-from everstep.core.errors import InputError
+from everstep.core.errors import InputError, PermanentError
 from everstep.core.updates import UpdateState, told
 from everstep.workers import handles
 from everstep.workers.local.code import take_update
 from everstep.workers.local.folder import RunFolder
+from everstep.workers.local.standing import last_told
 from everstep.workflows import story
 from everstep.workflows.job import RunJob
 from everstep.workflows.messages import (
@@ -109,14 +110,27 @@ def updates_command(
         _cancel(folder, cancel)
         out.print(f"update {cancel} is withdrawn")
         return
-    # Once a run is over, nobody can be asked; it has kept what there was to say.
-    found = _now(folder) if folder.is_running() else folder.read_state().get("updates", [])
+    found = _now(folder) if folder.is_running() else _kept(folder)
     if as_json:
         typer.echo(json.dumps(found, indent=2))
     elif found:
         out.print(update_table(found))
     else:
         out.print("no update was asked for")
+
+
+def _kept(folder: RunFolder) -> list[dict[str, Any]]:
+    """The updates of a run that is over, as its job told them last.
+
+    Raises:
+        PermanentError: It told nothing.
+    """
+    found = last_told(folder)
+    if "updates" not in found:
+        raise PermanentError(
+            f"{folder.path}: the run {folder.ending()}, and kept nothing of its updates"
+        )
+    return list(found["updates"])
 
 
 def _cancel(folder: RunFolder, number: int) -> None:

@@ -16,7 +16,6 @@ from rich.table import Column, Table
 from rich.text import Text
 from temporalio.service import RPCError
 
-from everstep.activities.archive import load_incidents
 from everstep.activities.evidence import EvidenceStore
 from everstep.cli import html_page, incident_html
 from everstep.cli.asking import PATIENCE_S, ask, connect
@@ -29,6 +28,7 @@ from everstep.core.record import IncidentRecord, StackRecord, TimelineEntry
 from everstep.core.vocabulary import Observer, Outcome, Rung
 from everstep.workers import handles
 from everstep.workers.local.folder import RunFolder
+from everstep.workers.local.standing import kept_incidents
 from everstep.workflows import story
 from everstep.workflows.incident import ResolveIncident
 from everstep.workflows.job import RunJob
@@ -170,8 +170,11 @@ def _answer(incident: int, run: Path | None, note: str, yes: bool) -> str:
 
 
 def current_records(folder: RunFolder) -> list[IncidentRecord]:
-    """Incidents by number: from the files of the run, the open one from its workflow."""
-    saved = {record.incident: record for record in load_incidents(folder.incidents)}
+    """Incidents by number: from the files of the run, the open one from its workflow.
+
+    Of a run that has ended, the open one is as its workflow told it last.
+    """
+    saved = kept_incidents(folder)
     if folder.is_running() and "temporal" in folder.read_state():
         live = None
         # The run may end, or its server be away, just now; what is saved is still true.

@@ -19,11 +19,13 @@ from everstep.cli.html_page import write
 from everstep.cli.incidents import current_records
 from everstep.cli.report_html import page
 from everstep.cli.standing import ask
-from everstep.core.errors import InputError
+from everstep.core.errors import PermanentError, TransientError
 from everstep.core.record import IncidentRecord
 from everstep.core.report import Report, report
 from everstep.workers.local.folder import RunFolder
+from everstep.workers.local.standing import last_told, last_told_s
 from everstep.workers.steps import load_steps
+from everstep.workflows import story
 
 MEANING = {
     "productive": "steps done for the first time",
@@ -59,6 +61,8 @@ def report_command(
     elif html is None:
         for table in _tables(found):
             out.print(table)
+        if found.ending:
+            out.print(f"The run {found.ending}: this goes up to {story.clock(found.to_s)}.")
         out.print(
             f"ETTR {found.ettr:.2%}: {found.steps} steps in {found.to_s - found.from_s:.1f} s"
         )
@@ -67,21 +71,25 @@ def report_command(
 def of_run(folder: RunFolder, records: Sequence[IncidentRecord]) -> Report:
     """The figures of a run, ended or under way, with these incidents.
 
+    Of one that was stopped or cut off, up to then, as far as its folder tells it.
+
     Raises:
-        InputError: It has not begun to train.
+        TransientError: It has not begun to train.
+        PermanentError: It never did, or when it began was not kept.
     """
-    steps, state = load_steps(folder.steps), folder.read_state()
+    steps, state, ending = load_steps(folder.steps), last_told(folder), folder.ending()
     began_s = state.get("job_started_at_s")
-    if began_s is None and folder.is_running():
+    if began_s is None and not ending:
         began_s = asyncio.run(ask(folder)).get("started_at_s")
+    if began_s is None and not ending:
+        raise TransientError(f"{folder.path}: the job has not been started yet; try again later")
     if began_s is None:
-        raise InputError(str(folder.path), "the job has not been started yet", "Try again later.")
-    ended_s = state.get("ended_at_s")
-    if ended_s is None:
-        # A run that was cut off has told nothing since its last step.
-        newest_s = max((seen.at_s for seen in steps), default=float(began_s))
-        ended_s = time.time() if folder.is_running() else newest_s
-    return report(folder.job(), steps, records, float(began_s), float(ended_s))
+        what = "when its job was started was not kept" if steps else "its job was never started"
+        raise PermanentError(f"{folder.path}: the run {ending}, and {what}: there is no report")
+    newest_s = max([float(began_s), last_told_s(folder), *(seen.at_s for seen in steps)])
+    ended_s = state.get("ended_at_s", newest_s) if ending else time.time()
+    said = "" if ending == "finished" else ending
+    return report(folder.job(), steps, records, float(began_s), float(ended_s), said)
 
 
 def _tables(found: Report) -> Iterable[Table]:

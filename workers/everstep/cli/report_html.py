@@ -61,7 +61,8 @@ def page(
     body = [
         f"<h1>{escape(found.job)}: ETTR {found.ettr:.2%}</h1>",
         f"<p>{found.steps} steps in {_duration(wall_s)}, from {story.clock(found.from_s)} to"
-        f" {story.clock(found.to_s)} UTC; {len(incidents)} incidents.</p>",
+        f" {story.clock(found.to_s)} UTC; {len(incidents)} incidents."
+        f"{f' The run {escape(found.ending)}: this goes up to then.' if found.ending else ''}</p>",
         "<h2>Effective training time ratio</h2>",
         "<p>Cumulative (solid) and of the hour before (dashed); each line is an incident.</p>",
         _curve(found, incidents),

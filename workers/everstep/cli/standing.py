@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from datetime import timedelta
 from typing import Any
 
@@ -12,12 +11,12 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from everstep.cli.asking import connect
 from everstep.cli.find import use_server_of
-from everstep.core import updates
 from everstep.core.errors import InputError, TransientError
 from everstep.core.record import IncidentRecord
 from everstep.core.vocabulary import Outcome
 from everstep.workers import handles
 from everstep.workers.local.folder import RunFolder
+from everstep.workers.local.standing import as_values, last_told
 from everstep.workers.steps import load_steps
 from everstep.workflows.incident import ResolveIncident
 from everstep.workflows.job import RunJob
@@ -51,7 +50,7 @@ def kept(folder: RunFolder) -> dict[str, Any]:
     """The same as far as the run's folder tells it: all of it once the run has ended."""
     # In this order: a run that ends in between has ended, and was not cut off.
     running = folder.is_running()
-    state = folder.read_state()
+    state = last_told(folder)
     phase = str(state.get("phase", "unknown"))
     steps = load_steps(folder.steps)
     return {
@@ -59,14 +58,14 @@ def kept(folder: RunFolder) -> dict[str, Any]:
         "phase": phase if phase != "running" else "starting" if running else "cut off",
         "missing": "",
         "step": steps[-1].step if steps else None,
-        "attempt": steps[-1].attempt if steps else 0,
+        "attempt": max(state.get("attempt", 0), steps[-1].attempt if steps else 0),
         "ui": state.get("ui", "") if running else "",
         "slots": state.get("slots", []),
         "standbys": state.get("standbys", []),
         "standby_plan": state.get("standby_plan"),
         "evicted": state.get("evicted", []),
-        "barred": [],
-        "incidents": len(list(folder.incidents.glob("*.json"))),
+        "barred": state.get("barred", []),
+        "incidents": max(state.get("incidents", 0), len(list(folder.incidents.glob("*.json")))),
         "active_incident": None,
         "incident": None,
         "noted": state.get("noted", []),
@@ -118,39 +117,18 @@ async def ask(folder: RunFolder, client: Client | None = None) -> dict[str, Any]
         if error.status is RPCStatusCode.NOT_FOUND or "poller" in str(error):
             return {}
         raise
-    slots = [] if status.assignment is None else status.assignment.machine_names()
-    found: dict[str, Any] = {
-        "phase": status.phase,
-        "started_at_s": status.started_at_s,
-        "slots": slots,
-        "standbys": [info.machine for info in status.pool],
-        "standby_plan": None if status.standbys is None else asdict(status.standbys),
-        "evicted": list(status.evicted),
-        "barred": list(status.barred),
-        "incidents": status.incidents,
-        "active_incident": status.active_incident,
-        "noted": [
-            {
-                "symptom": alert.symptom,
-                "at_s": alert.at_s,
-                "machine": alert.machine,
-                "detail": alert.detail,
-            }
-            for alert in status.noted
-        ],
-        "notes": [[note.at_s, note.text] for note in status.notes],
-        "updates": updates.told(status.updates, status.codes),
-    }
-    if status.assignment is not None:
-        found["attempt"] = status.assignment.attempt
+    record = None
     if status.active_incident is not None:
         incident = handles.of_incident(client, job, status.active_incident)
         record = await incident.query(ResolveIncident.record, rpc_timeout=patience)
+    found = as_values(status, record) | {
+        "phase": status.phase,
+        "started_at_s": status.started_at_s,
+        "active_incident": status.active_incident,
+    }
+    if record is not None:
         found["incident"] = _incident(record)
-        gone = [machine for machine in record.evicted if machine not in found["evicted"]]
-        found["evicted"] += gone
-        found["slots"] = [machine if machine not in gone else None for machine in slots]
         if record.outcome is Outcome.HELD:
-            found["phase"] = f"incident {status.active_incident} held"
+            found["phase"] = f"incident {record.incident} held"
             found["missing"] = record.missing
     return found

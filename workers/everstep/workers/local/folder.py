@@ -47,6 +47,11 @@ class RunFolder:
         return self.state.with_suffix(".partial")
 
     @property
+    def standing(self) -> Path:
+        """How the job stood when it was asked last, as JSON."""
+        return self.path / "standing.json"
+
+    @property
     def database(self) -> Path:
         """The Temporal server's database."""
         return self.path / "temporal.db"
@@ -107,18 +112,26 @@ class RunFolder:
         Raises:
             InputError: It cannot be read, or nobody of ours wrote it.
         """
-        try:
-            return dict(json.loads(self.state.read_text()))
-        except (FileNotFoundError, NotADirectoryError):
-            return {}
-        except (OSError, ValueError, TypeError) as error:
-            raise InputError(
-                str(self.state), f"cannot be read: {error}", "Name a folder of `everstep run`."
-            ) from error
+        return _read(self.state)
+
+    def read_standing(self) -> dict[str, Any]:
+        """What `write_standing` wrote last; empty before the first time.
+
+        Raises:
+            InputError: It cannot be read.
+        """
+        return _read(self.standing)
 
     def job(self) -> str:
         """Name of the job."""
         return str(self.read_state().get("job", self.path.name))
+
+    def ending(self) -> str:
+        """How the run ended, to be put after "the run"; empty while it is under way."""
+        # In this order: a run that ends in between has ended, and was not cut off.
+        running = self.is_running()
+        phase = str(self.read_state().get("phase", "ended"))
+        return phase if phase != "running" else "" if running else "was cut off"
 
     def is_running(self) -> bool:
         """Whether the process that carries the run is alive; in a cluster, whether the job runs."""
@@ -143,10 +156,28 @@ class RunFolder:
 
     def write_state(self, **changes: object) -> None:
         """Change some fields of the state, as a whole or not at all."""
-        state = {**self.read_state(), **changes}
-        partial = self.partial_state
-        partial.write_text(json.dumps(state, indent=2) + "\n")
-        partial.replace(self.state)
+        _write(self.state, {**self.read_state(), **changes})
+
+    def write_standing(self, values: dict[str, Any]) -> None:
+        """Keep how the job stands, as a whole or not at all."""
+        _write(self.standing, values)
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(file.read_text()))
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except (OSError, ValueError, TypeError) as error:
+        raise InputError(
+            str(file), f"cannot be read: {error}", "Name a folder of `everstep run`."
+        ) from error
+
+
+def _write(file: Path, values: dict[str, Any]) -> None:
+    partial = file.with_suffix(".partial")
+    partial.write_text(json.dumps(values, indent=2) + "\n")
+    partial.replace(file)
 
 
 def claim(path: Path, fresh: bool) -> tuple[RunFolder, int]:
@@ -241,7 +272,8 @@ def _names(folder: RunFolder) -> set[str]:
         for entry in (
             folder.spec, folder.secret, folder.state, folder.code, folder.logs, folder.machines,
             folder.incidents, folder.output, folder.steps, folder.evictions, folder.requests,
-            folder.metrics, folder.evidence,
+            folder.metrics, folder.evidence, folder.standing,
+            folder.standing.with_suffix(".partial"),
         )
     }  # fmt: skip
     ours |= {f"{folder.database.name}{tail}" for tail in ("", "-wal", "-shm", ".lock")}

@@ -5,18 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from dataclasses import asdict
 
 from temporalio.client import Client, WorkflowFailureError
 from temporalio.service import RPCError
 
-from everstep.core import updates
 from everstep.core.errors import EverstepError, PermanentError
 from everstep.workers import handles
 from everstep.workers.local.folder import RunFolder
 from everstep.workers.local.injecting import Injector
 from everstep.workers.local.narrator import Narrator
 from everstep.workers.local.processes import Processes, last_line
+from everstep.workers.local.standing import Keeper
 from everstep.workers.settings import WorkerSettings
 from everstep.workers.telemetry import watch
 from everstep.workflows.incident import ResolveIncident
@@ -58,6 +57,7 @@ class Follower:
         self._processes = processes
         self._injector = injector
         self._folder = folder
+        self._keeper = Keeper(folder)
         self._narrator = narrator
 
     async def to_the_end(self) -> JobResult:
@@ -88,28 +88,9 @@ class Follower:
             await asyncio.gather(result, *background, return_exceptions=True)
 
     async def _keep_last_status(self) -> None:
-        """Keep who held which slot: once the server is gone, nobody can be asked."""
+        """Once the server is gone, nobody can be asked."""
         with contextlib.suppress(RPCError):
-            status = await self._handle.query(RunJob.status)
-            slots = () if status.assignment is None else status.assignment.machine_names()
-            self._folder.write_state(
-                slots=list(slots),
-                standbys=[info.machine for info in status.pool],
-                standby_plan=None if status.standbys is None else asdict(status.standbys),
-                evicted=list(status.evicted),
-                job_started_at_s=status.started_at_s,
-                notes=[[note.at_s, note.text] for note in status.notes],
-                updates=updates.told(status.updates, status.codes),
-                noted=[
-                    {
-                        "symptom": alert.symptom,
-                        "at_s": alert.at_s,
-                        "machine": alert.machine,
-                        "detail": alert.detail,
-                    }
-                    for alert in status.noted
-                ],
-            )
+            self._keeper.keep(await self._handle.query(RunJob.status), None)
 
     async def _result(self) -> JobResult:
         while True:
@@ -139,7 +120,7 @@ class Follower:
             await asyncio.sleep(0.05)
 
     async def _follow_story(self) -> None:
-        """Tell of incidents as they go, and of agents that end before they could join."""
+        """Tell of incidents, keep how the job stands, and miss agents that ended too early."""
         told: set[str] = set()
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
@@ -154,9 +135,12 @@ class Follower:
                     self._narrator.started()
                     self._injector.reached(0)
                 self._fail_without_agents(status)
+                newest = None
                 if status.incidents:
                     incident = handles.of_incident(self._client, self._job, status.incidents)
-                    self._narrator.incident(await incident.query(ResolveIncident.record))
+                    newest = await incident.query(ResolveIncident.record)
+                    self._narrator.incident(newest)
+                self._keeper.keep(status, newest)
             except RPCError as error:
                 logger.info("cannot be asked now: %s", error)
 
