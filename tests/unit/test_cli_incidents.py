@@ -74,6 +74,17 @@ def test_the_list_fits_into_a_narrow_terminal() -> None:
     assert {"external_service_error", "recovered", "12345.68"} <= set(words)
 
 
+def test_what_failed_later_stands_below_what_opened_the_incident() -> None:
+    opened = Finding(Symptom.JOB_HANG, ("m1",), (), False, "silent")
+    record = replace(record_of(), first_finding=opened)
+    console = Console(width=80)
+    with console.capture() as captured:
+        console.print(incident_table([record]))
+    (first, second) = captured.get().splitlines()[-2:]
+    assert [cell.strip() for cell in first.split("│")][1:3] == ["job_hang", "m1"]
+    assert second.split("│")[1].strip() == "then process_crash"
+
+
 @pytest.mark.parametrize("words", [("incident", "show"), ("approve",), ("deny",)])
 @pytest.mark.parametrize("option", [(), ("--run",)], ids=["argument", "option"])
 def test_the_run_stands_where_all_commands_have_it(

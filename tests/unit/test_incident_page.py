@@ -13,7 +13,7 @@ from tests.unit.test_report_page import check_whole_and_offline
 
 from everstep.cli.incident_html import page
 from everstep.core.record import StackRecord, TimelineEntry
-from everstep.core.vocabulary import Outcome
+from everstep.core.vocabulary import Outcome, Symptom
 
 STACKS = StackRecord(
     14.2, 1, "evict", "", (2,), "pp", ("m1",), (), ("rank 2 is alone",), "s3://kept", "a", "b"
@@ -41,6 +41,13 @@ def test_page_is_whole_and_has_the_evidence() -> None:
     assert "<li>rank 2 is alone</li>" in text
     assert base64.b64encode(SVG).decode() in text
     assert "+1.00" in text
+
+
+def test_page_is_about_what_opened_the_incident_and_tells_the_rest_beside_it() -> None:
+    bad = replace(FAULT.finding, symptom=Symptom.CODE_ERROR, reason="SyntaxError")
+    text = page(replace(CLOSED, finding=bad, first_finding=FAULT.finding), {})
+    assert "job, incident 1: agent_lost" in text
+    assert "<td>then</td><td>code_error: SyntaxError</td>" in text
 
 
 def test_what_ranks_and_pictures_say_is_never_run() -> None:

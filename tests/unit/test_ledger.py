@@ -141,6 +141,28 @@ def test_classes_add_up_to_the_wall_clock(
     assert all(a == b for a, b in zip(edges[::2], edges[1::2], strict=True))
 
 
+def test_an_incident_has_the_name_of_what_opened_it() -> None:
+    """A machine is lost, and the code that joins the restart is bad: told beside it."""
+    bad = Finding(Symptom.CODE_ERROR, ("m2",), (3,), False, "SyntaxError")
+    record = replace(FAULT, finding=bad, first_finding=FAULT.finding)
+    assert record.opened_by is FAULT.finding
+    assert (record.machines_named, record.later_symptoms) == (("m1", "m2"), (Symptom.CODE_ERROR,))
+    (lost,) = report("job", AFTER, [record], 0.0, 22.0).symptoms
+    assert lost.failures() == ["agent_lost", "code_error 1"]
+    # Records of older versions have the newest only.
+    old = replace(record, first_finding=None)
+    assert (old.opened_by, old.later_symptoms) == (bad, ())
+
+
+@pytest.mark.parametrize("outcome", [Outcome.OPEN, Outcome.HELD])
+def test_an_open_incident_is_resolved_by_nothing(outcome: Outcome) -> None:
+    still = replace(FAULT, incident=2, outcome=outcome)
+    told = report("job", AFTER, [FAULT, still], 0.0, 22.0)
+    (lost,) = told.symptoms
+    assert (told.mechanisms, lost.rungs) == ((("evict", 1),), (("evict", 1),))
+    assert lost.resolved() == "evict 1, open 1"
+
+
 def test_report_counts_by_symptom_mechanism_and_machine() -> None:
     told = report("job", AFTER, [FAULT], 0.0, 22.0)
     assert (told.steps, told.ettr) == (4, 4.0 / 22.0)

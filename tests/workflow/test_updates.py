@@ -9,13 +9,15 @@ from temporalio.client import WorkflowUpdateFailedError
 
 from everstep.core.memory import CodeVersion
 from everstep.core.model import Assignment
+from everstep.core.report import report
 from everstep.core.updates import Settings, UpdateState
-from everstep.core.vocabulary import Outcome, Rung
+from everstep.core.vocabulary import Outcome, Rung, Symptom
 from everstep.spec.job import JobSpec
 from everstep.workflows.job import RunJob
 from everstep.workflows.messages import Cancellation, UpdateAnswer, UpdateRequest
 from tests.fakes.control import Control, controlled
 from tests.fakes.fleet import FakeWorld
+from tests.workflow import histories
 from tests.workflow.test_ladder import patient
 from tests.workflow.test_recovery import assemble, spec_of
 
@@ -80,6 +82,32 @@ async def test_updates_join_the_restart_of_a_failure_in_order(temporal_address: 
     states = [one.state for one in status.updates]
     assert states == [UpdateState.APPLIED, UpdateState.APPLIED, UpdateState.CANCELLED]
     assert len({one.became for one in status.updates[:2]}) == 1
+
+
+async def test_what_opened_an_incident_stays_its_name_when_an_update_joins_it(
+    temporal_address: str,
+) -> None:
+    world = FakeWorld(8)
+    async with controlled(temporal_address, spec_of(standbys=0), world) as control:
+        await assemble(control)
+        await control.lose("m3")
+        await control.until(lambda r: r.outcome is Outcome.HELD)
+        await ask(control, settings=(("lr", "1"),), urgent=True)
+        await control.until(lambda r: len(r.climbs) == 2 and r.outcome is Outcome.HELD)
+        held = await control.record()
+        await control.join("m8")
+        await trains_with(control)
+        record = await control.record()
+        told = histories.incident(await control.incident(1).fetch_history())
+    assert [climb.rung for climb in record.climbs] == [Rung.EVICT, Rung.UPDATE]
+    assert record.finding.symptom is Symptom.CODE_DATA_ADJUSTMENT
+    assert (record.opened_by.symptom, record.opened_by.machines) == (Symptom.AGENT_LOST, ("m3",))
+    assert record.later_symptoms == (Symptom.CODE_DATA_ADJUSTMENT,)
+    assert told.symptom == "agent_lost"
+    # While it waits, nothing has resolved it.
+    found = report("job", world.seen, [held], 0.0, world.seen[-1].at_s)
+    assert found.mechanisms == ()
+    assert [(one.symptom, one.resolved()) for one in found.symptoms] == [("agent_lost", "open 1")]
 
 
 async def test_update_is_made_when_its_window_ends(temporal_address: str) -> None:

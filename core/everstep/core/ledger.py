@@ -153,7 +153,7 @@ def _unseen(
 ) -> tuple[Spent, int | None]:
     """What went on until somebody saw the fault, and for which incident.
 
-    The ranks did what is lost now, or had not begun; or they hung, which is seen by nothing but that
+    The ranks did what is lost now, or had not begun; or they hung, which shows in nothing but that
     nothing comes: then the fault is as old as their last step.
     """
     if since_s is None:

@@ -120,7 +120,7 @@ class IncidentRecord:
         opened_at_s: When the first alert was raised.
         fault_at_s: When the fault showed itself, by the earliest evidence.
         outcome: How it stands.
-        finding: What the evidence says.
+        finding: What the evidence says, of the newest failure.
         climbs: Rungs performed, in order.
         timeline: The story, in order.
         evicted: Machines taken out.
@@ -137,6 +137,8 @@ class IncidentRecord:
         stacks: What the ranks' stacks said, each time that they were asked.
         returned: Evicted machines that passed their tests and wait for a slot again.
         marks: What time went into, in order; see `core.ledger`.
+        first_finding: What it said of the first failure; None before that was judged, and in
+            records of older versions.
     """
 
     incident: int
@@ -161,3 +163,23 @@ class IncidentRecord:
     stacks: tuple[StackRecord, ...] = ()
     returned: tuple[str, ...] = ()
     marks: tuple[Mark, ...] = ()
+    first_finding: Finding | None = None
+
+    @property
+    def opened_by(self) -> Finding:
+        """The failure that the incident is about; later ones came while it was recovered from."""
+        return self.first_finding or self.finding
+
+    @property
+    def later_symptoms(self) -> tuple[Symptom, ...]:
+        """What else failed before training was stable again, each once, in order."""
+        climbed = [climb.symptom for climb in self.climbs if climb.symptom is not None]
+        found = dict.fromkeys([*climbed, self.finding.symptom])
+        return tuple(symptom for symptom in found if symptom is not self.opened_by.symptom)
+
+    @property
+    def machines_named(self) -> tuple[str, ...]:
+        """Machines at which the evidence pointed, those of the first failure first."""
+        climbed = [machine for climb in self.climbs for machine in climb.suspects]
+        named = dict.fromkeys([*self.opened_by.machines, *climbed, *self.finding.machines])
+        return tuple(named)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from everstep.core import ledger
 from everstep.core.ledger import Stretch
 from everstep.core.model import StepSeen
 from everstep.core.record import IncidentRecord
-from everstep.core.vocabulary import ClimbOutcome, Rung, Spent
+from everstep.core.vocabulary import ClimbOutcome, Outcome, Rung, Spent
 
 WINDOW_S = 3600.0
 """Of the sliding ratio, as in the paper's Fig. 10."""
@@ -28,11 +28,12 @@ class SymptomFigures:
     """All incidents of one symptom.
 
     Attributes:
-        symptom: What was found.
+        symptom: What opened them.
         incidents: How many.
         mean_s: Mean time that one took from training, from its first mark to its first new step.
         worst_s: The longest.
-        rungs: How often each rung was the last one climbed.
+        rungs: How often each rung was the last one climbed, of those that are over.
+        later: How often what else failed before training was stable again.
     """
 
     symptom: str
@@ -40,6 +41,18 @@ class SymptomFigures:
     mean_s: float
     worst_s: float
     rungs: tuple[tuple[str, int], ...]
+    later: tuple[tuple[str, int], ...] = ()
+
+    def failures(self) -> list[str]:
+        """The symptom, and each later one with its number."""
+        return [self.symptom, *(f"{symptom} {count}" for symptom, count in self.later)]
+
+    def resolved(self) -> str:
+        """How they were resolved, in words; those that are open are resolved by nothing yet."""
+        counts = list(self.rungs)
+        if still_open := self.incidents - sum(count for _, count in counts):
+            counts.append(("open", still_open))
+        return ", ".join(f"{rung} {count}" for rung, count in counts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +68,7 @@ class Report:
         stretches: The same, moment by moment.
         curve: Time, cumulative ETTR, and ETTR of the hour before, evenly spread.
         symptoms: By number of incidents, most first.
-        mechanisms: How many incidents each rung resolved, most first.
+        mechanisms: How many incidents each rung resolved, most first; open ones are left out.
         machines: How often each was evicted, most first.
         codes: How often each code version was running when an incident opened, most first.
         ending: How the run ended other than well, to be put after "the run"; else empty.
@@ -100,7 +113,7 @@ def report(
         ending: How it ended other than well.
     """
     stretches = tuple(ledger.ledger(steps, incidents, from_s, to_s))
-    resolved = Counter(_resolved_by(record) for record in incidents)
+    resolved = _resolutions(incidents)
     return Report(
         job=job,
         from_s=from_s,
@@ -125,6 +138,12 @@ def lost_s(stretches: Sequence[Stretch], incident: int) -> dict[Spent, float]:
     }
 
 
+def _resolutions(incidents: Iterable[IncidentRecord]) -> Counter[str]:
+    """How many incidents that are over each rung resolved."""
+    over = [record for record in incidents if record.outcome is Outcome.RECOVERED]
+    return Counter(_resolved_by(record) for record in over)
+
+
 def _resolved_by(record: IncidentRecord) -> str:
     """The last rung that restarted the job; in the paper's Table 4, the mechanism."""
     done = [c.rung for c in record.climbs if c.outcome is ClimbOutcome.DONE]
@@ -136,14 +155,20 @@ def _by_symptom(
     incidents: Sequence[IncidentRecord], stretches: Sequence[Stretch]
 ) -> tuple[SymptomFigures, ...]:
     found: list[SymptomFigures] = []
-    counts = Counter(record.finding.symptom for record in incidents)
+    counts = Counter(record.opened_by.symptom for record in incidents)
     for symptom, count in counts.most_common():
-        of_it = [record for record in incidents if record.finding.symptom is symptom]
+        of_it = [record for record in incidents if record.opened_by.symptom is symptom]
         times_s = [sum(lost_s(stretches, record.incident).values()) for record in of_it]
-        rungs = Counter(_resolved_by(record) for record in of_it)
-        mean_s, worst_s = statistics.mean(times_s), max(times_s)
+        later = Counter(failed.value for record in of_it for failed in record.later_symptoms)
         found.append(
-            SymptomFigures(symptom.value, count, mean_s, worst_s, tuple(rungs.most_common()))
+            SymptomFigures(
+                symptom.value,
+                count,
+                statistics.mean(times_s),
+                max(times_s),
+                tuple(_resolutions(of_it).most_common()),
+                tuple(later.most_common()),
+            )
         )
     return tuple(found)
 

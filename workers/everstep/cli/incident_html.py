@@ -22,8 +22,9 @@ def page(record: IncidentRecord, pictures: Mapping[str, bytes]) -> str:
         record: The incident.
         pictures: Pictures of its stacks (SVG), by digest, as far as they could be had.
     """
-    title = f"{record.job}, incident {record.incident}: {record.finding.symptom}"
-    body = [f"<h1>{escape(title)}</h1>", f"<p>{escape(record.finding.reason)}</p>", _facts(record)]
+    title = f"{record.job}, incident {record.incident}: {record.opened_by.symptom}"
+    reason = escape(record.opened_by.reason)
+    body = [f"<h1>{escape(title)}</h1>", f"<p>{reason}</p>", _facts(record)]
     if record.missing:
         body.append(f"<p><b>Waits for:</b> {escape(record.missing)}</p>")
     if spent := _spent(record):
@@ -39,12 +40,14 @@ def page(record: IncidentRecord, pictures: Mapping[str, bytes]) -> str:
 
 
 def _facts(record: IncidentRecord) -> str:
-    finding = record.finding
+    finding = record.opened_by
+    then = f"{', '.join(record.later_symptoms)}: {record.finding.reason}"
     facts = {
         "stands": record.outcome.value,
         "fault (UTC)": f"{story.day(record.fault_at_s)} {story.clock(record.fault_at_s)}",
         "evidence points at": ", ".join(finding.machines) or "nobody",
         "ranks": ", ".join(map(str, finding.ranks)),
+        "then": then if record.later_symptoms else "",
         "evicted": ", ".join(record.evicted),
         "took their slots": ", ".join(record.replacements),
         "came back after tests": ", ".join(record.returned),

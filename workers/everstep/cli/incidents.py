@@ -220,8 +220,8 @@ def incident_table(records: list[IncidentRecord]) -> Table:
             took = f"{record.first_step_at_s - record.fault_at_s:.2f} s"
         table.add_row(
             str(record.incident),
-            record.finding.symptom.value,
-            ", ".join(record.finding.machines) or "-",
+            "\nthen ".join([record.opened_by.symptom, *record.later_symptoms]),
+            ", ".join(record.machines_named) or "-",
             ", ".join(climb.rung.value for climb in record.climbs) or "-",
             record.outcome.value,
             took,

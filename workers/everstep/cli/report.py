@@ -102,9 +102,8 @@ def _tables(found: Report) -> Iterable[Table]:
     if found.symptoms:
         table = Table("symptom", "incidents", "mean s", "worst s", "resolved by")
         for one in found.symptoms:
-            rungs = ", ".join(f"{rung} {count}" for rung, count in one.rungs)
             figures = f"{one.incidents}", f"{one.mean_s:.2f}", f"{one.worst_s:.2f}"
-            table.add_row(one.symptom, *figures, rungs)
+            table.add_row("\nthen ".join(one.failures()), *figures, one.resolved())
         yield table
     for title, counts in (
         ("evictions by machine", found.machines),

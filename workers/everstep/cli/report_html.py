@@ -88,11 +88,11 @@ def page(
                 ("symptom", "incidents", "mean s", "worst s", "resolved by"),
                 [
                     (
-                        escape(one.symptom),
+                        "<br>then ".join(one.failures()),
                         str(one.incidents),
                         f"{one.mean_s:.2f}",
                         f"{one.worst_s:.2f}",
-                        ", ".join(f"{rung} {count}" for rung, count in one.rungs),
+                        one.resolved(),
                     )
                     for one in found.symptoms
                 ],
@@ -108,7 +108,8 @@ def page(
 
 def _row(found: Report, record: IncidentRecord) -> tuple[str, ...]:
     rungs = ", ".join(climb.rung for climb in record.climbs)
-    what = f"{record.finding.symptom}: {rungs}<br><small>{escape(record.finding.reason)}</small>"
+    symptoms = ", then ".join([record.opened_by.symptom, *record.later_symptoms])
+    what = f"{symptoms}: {rungs}<br><small>{escape(record.opened_by.reason)}</small>"
     seconds = sum(lost_s(found.stretches, record.incident).values())
     evicted = escape(", ".join(record.evicted))
     return str(record.incident), story.clock(record.fault_at_s), what, f"{seconds:.2f}", evicted
@@ -135,7 +136,7 @@ def _curve(found: Report, incidents: Sequence[IncidentRecord]) -> str:
     parts += [
         f'<line x1="{x(record.fault_at_s):.1f}" x2="{x(record.fault_at_s):.1f}" y1="{y(1):.1f}"'
         f' y2="{y(0):.1f}" stroke="#d9534f"><title>incident {record.incident}:'
-        f" {escape(record.finding.symptom)}</title></line>"
+        f" {escape(record.opened_by.symptom)}</title></line>"
         for record in incidents
     ]
     parts.append(line([(at_s, hour) for at_s, _, hour in found.curve], 'stroke-dasharray="4 3"'))

@@ -87,8 +87,9 @@ def _incident(record: IncidentRecord) -> dict[str, Any]:
     """The open incident in short: `everstep incident show` tells it all."""
     return {
         "number": record.incident,
-        "symptom": record.finding.symptom,
-        "machines": list(record.finding.machines),
+        "symptom": record.opened_by.symptom,
+        "then": list(record.later_symptoms),
+        "machines": list(record.machines_named),
         "fault_at_s": record.fault_at_s,
         "outcome": record.outcome,
         "rungs": [climb.rung for climb in record.climbs],

@@ -117,7 +117,8 @@ def _figures(seen: Seen) -> list[str]:
 def _state(incident: Mapping[str, Any]) -> str:
     machines = f" on {', '.join(incident['machines'])}" if incident["machines"] else ""
     rung = f", rung {incident['rungs'][-1]}" if incident["rungs"] else ", no rung yet"
-    return f"{incident['symptom']}{machines}{rung}, {incident['outcome']}"
+    then = "".join(f", then {symptom}" for symptom in incident.get("then", ()))
+    return f"{incident['symptom']}{then}{machines}{rung}, {incident['outcome']}"
 
 
 def _open_s(seen: Seen, incident: Mapping[str, Any]) -> str:

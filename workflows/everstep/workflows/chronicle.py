@@ -43,6 +43,11 @@ class Chronicle:
         """Change fields of the record, by name."""
         self.record = replace(self.record, **fields)
 
+    def found(self, finding: Finding) -> None:
+        """The evidence of a failure was judged; the first one stays what the incident is about."""
+        first = self.record.first_finding or finding
+        self.change(finding=finding, first_finding=first, first_step_at_s=None)
+
     def mark(self, spent: Spent, at_s: float | None = None) -> None:
         """Time goes into this from now on, or has since a moment that an observer names."""
         mark = Mark(workflow.now().timestamp() if at_s is None else at_s, spent)
@@ -68,7 +73,8 @@ class Chronicle:
         )
         self.change(climbs=(*self.record.climbs, climb))
         named = [machine for each in self.record.climbs for machine in each.machines]
-        _upsert(story.climbed(finding.symptom, decision.rung, list(dict.fromkeys(named))))
+        about = self.record.opened_by.symptom
+        _upsert(story.climbed(about, decision.rung, list(dict.fromkeys(named))))
         whom = f" {', '.join(decision.machines)}" if decision.machines else ""
         brought = "" if outcome is ClimbOutcome.DONE else f" ({outcome.replace('_', ' ')})"
         self.tell(f"rung {decision.rung}{whom}{brought}: {decision.reason}")

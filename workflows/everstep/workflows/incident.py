@@ -153,7 +153,7 @@ class ResolveIncident:
         if self._recovered() and not evidence.same_failure(finding, before.finding):
             self._leave_to_another(before)
             return True
-        now.story.change(finding=finding, first_step_at_s=None)
+        now.story.found(finding)
         await climb(now, finding)
         if not await restart_in_place(now):
             return False

@@ -99,7 +99,9 @@ def day(at_s: float) -> str:
 
 def summary(record: IncidentRecord) -> str:
     """The incident in one line."""
-    parts = [f"{record.outcome.value}: {record.finding.reason}"]
+    parts = [f"{record.outcome.value}: {record.opened_by.reason}"]
+    if record.later_symptoms:
+        parts.append(f"then {', '.join(record.later_symptoms)}: {record.finding.reason}")
     if record.missing:
         parts.append(f"waits: {record.missing}")
     if record.first_step_at_s is not None:

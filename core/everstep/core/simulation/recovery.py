@@ -102,7 +102,8 @@ class Recovery:
                 unseen = 0 if before.first_step_at_s is not None else _redone(before)
                 self._change(failed_step=before.failed_step, lost_steps=before.lost_steps + unseen)
                 return self._close(self._strike)
-            self._change(finding=finding, first_step_at_s=None)
+            first = before.first_finding or finding
+            self._change(finding=finding, first_finding=first, first_step_at_s=None)
             self._climb(finding)
             self._restart()
             self._strike = self._probation()
