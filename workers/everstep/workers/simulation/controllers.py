@@ -18,6 +18,7 @@ from temporalio.api.workflowservice.v1 import (
 from temporalio.client import Client
 from temporalio.service import RPCError
 
+from everstep.agent.leash import leashed
 from everstep.workers.simulation.controller import KILLED, LEFT_ALONE
 from everstep.workers.simulation.wire import Wire
 
@@ -56,7 +57,14 @@ class Controllers:
         command = [sys.executable, "-m", "everstep.workers.simulation.controller"]
         command += [address, self._queue, self._identity]
         command.append(LEFT_ALONE if self._wire is None else KILLED)
-        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        # A person's Ctrl-C is for who started it, who ends it.
+        self._process = subprocess.Popen(
+            leashed(command), stdout=subprocess.DEVNULL, process_group=0
+        )
+
+    def ended(self) -> int | None:
+        """The exit code of one that ended by itself; None while it lives."""
+        return None if self._process is None else self._process.poll()
 
     def kill(self) -> None:
         """Kill it without notice, and start another one that knows nothing; none after the end."""
