@@ -43,7 +43,7 @@ def main() -> int:
         f"incidents: {figures['incidents']}; ETTR of this short run: {figures['ettr']:.1%}"
     )
     console.print(
-        f"Look closer: .venv/bin/everstep incident show 1 --run {disturbed}; "
+        f"Look closer: .venv/bin/everstep incident show 1 {disturbed}; "
         f"the ranks' logs by attempt: {disturbed}/machines"
     )
     verdict = same and few and recovered

@@ -163,6 +163,6 @@ def test_corruption_that_no_check_sees_is_found_by_replay(
     ], done.explain()
     assert "bitwise" in record.climbs[0].reason
     assert done.evictions() == ["m1"]
-    shown = everstep("incident", "show", "1", "--run", done.folder).stdout
+    shown = everstep("incident", "show", "1", done.folder).stdout
     places = [shown.index(f"rung {rung}") for rung in (CHECKS, REATTEMPT, ROLLBACK, REPLAY, EVICT)]
     assert places == sorted(places), shown

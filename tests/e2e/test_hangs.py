@@ -56,7 +56,7 @@ def test_a_rank_stuck_in_a_native_call_is_evicted(
     assert "call_native (hanging.py)" in record.finding.reason
     assert done.evictions() == ["m2"]
     assert done.digests() == undisturbed
-    shown = everstep("incident", "show", "1", "--run", done.folder)
+    shown = everstep("incident", "show", "1", done.folder)
     assert "4! 5~" in shown.stdout, shown.stdout
     assert record.stacks[0].picture in shown.stdout
 

@@ -258,7 +258,7 @@ def test_looked_at_while_it_lives(tmp_path: Path) -> None:
             text=True,
             env=clean_environment(),
         )
-        shown = everstep("incident", "show", "7", "--run", folder)
+        shown = everstep("incident", "show", "7", folder)
         assert shown.returncode == 2
         assert "there is none of that number. Known: none" in shown.stderr
         stacks = everstep("stacks", folder, "--save", tmp_path / "stacks")
@@ -301,7 +301,7 @@ def test_hold_names_what_is_missing_and_ends_when_it_comes(
         assert found["slots"] == ["m0", None]
         assert missing in everstep("status", folder).stdout
         assert "held" in everstep("incidents", folder).stdout
-        assert missing in everstep("incident", "show", "1", "--run", folder).stdout
+        assert missing in everstep("incident", "show", "1", folder).stdout
         added = everstep("machine", "add", folder)
         assert added.returncode == 0, added.stderr
         done = run.end()
@@ -323,7 +323,7 @@ def test_trainer_that_always_fails_ends_in_a_hold_with_its_error(tmp_path: Path)
         record = run.incident()
         assert record is not None
         assert [climb.rung for climb in record.climbs] == [Rung.REATTEMPT]
-        shown = everstep("incident", "show", "1", "--run", run.folder).stdout
+        shown = everstep("incident", "show", "1", run.folder).stdout
         assert "No module named" in shown
         assert "no_such_module" in shown
         assert "held:" in shown

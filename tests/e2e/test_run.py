@@ -23,6 +23,8 @@ def check(done: Finished, undisturbed: dict[int, str], incidents: int) -> None:
     assert all(record.lost_steps <= 1 for record in records), done.explain()
     assert set(done.starts_by_machine().values()) == {1}
     assert_nothing_left(done.folder)
+    # Who reads the folder would wait at one for ever.
+    assert not [path for path in done.folder.rglob("*") if path.is_fifo()]
 
 
 def test_killed_ranks_of_every_coordinate(tmp_path: Path, undisturbed: dict[int, str]) -> None:

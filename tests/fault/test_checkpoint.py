@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-import resource
 import signal
 import socket
 import subprocess
@@ -23,13 +22,13 @@ from tests.fault import saver
 from everstep import checkpoint
 from everstep.agent.channel import RankChannel
 from everstep.agent.rank_voice import Word
-from everstep.agent.shards import ShardStore, free_memory_bytes
+from everstep.agent.shards import ShardStore
 from everstep.agent.transfer.sender import BackupSender
 from everstep.agent.transfer.server import TransferServer
 from everstep.checkpoint import rebuilding
 from everstep.core import names
 from everstep.core.channel import Report
-from everstep.core.errors import PermanentError, TransientError
+from everstep.core.errors import PermanentError
 from everstep.core.model import MachineInfo
 from everstep.core.shard import aligned
 
@@ -414,22 +413,6 @@ def test_a_restored_state_is_a_copy(here: Machine, connect: Connect) -> None:
         session.close()
 
 
-def test_memory_that_the_kernel_refuses_is_said_and_taken_by_nobody(here: Machine) -> None:
-    before = open_descriptors()
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    old = resource.getrlimit(resource.RLIMIT_AS)
-    limit_bytes = pages * resource.getpagesize() + 16 * 2**20
-    resource.setrlimit(resource.RLIMIT_AS, (limit_bytes, old[1]))
-    try:
-        with pytest.raises(TransientError, match=r"m0: no memory for rank 0's shard.*allocate"):
-            here.store.region_for(0, 64 * 2**20)
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, old)
-    assert open_descriptors() == before
-    assert here.store.memory_bytes == 0
-    assert here.store.region_for(0, 64 * 2**20).size_bytes > 64 * 2**20
-
-
 def test_a_holder_whose_memory_is_full_does_not_stop_training(
     here: Machine, peer: Machine, connect: Connect, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -560,50 +543,3 @@ def flip_a_bit(store: ShardStore, step: int) -> None:
     found = region.view.find(step)
     assert found is not None
     region.view.body(found[0])[found[1].body_bytes - 1] ^= 1
-
-
-def open_descriptors() -> list[str]:
-    return sorted(path.name for path in Path("/proc/self/fd").iterdir())
-
-
-def test_memory_is_given_back(here: Machine) -> None:
-    before = open_descriptors()
-    here.store.region_for(0, 1000)
-    region = here.store.region_for(1, 1000)
-    assert here.store.region_for(1, 500) is region
-    assert here.store.memory_bytes == 2 * region.size_bytes
-    here.store.keep_only([1], [])
-    assert here.store.memory_bytes == region.size_bytes
-    here.store.keep_only([], [])
-    assert here.store.region(1) is None
-    del region
-    assert open_descriptors() == before
-
-
-def test_a_shared_region_cannot_be_cut_short(here: Machine) -> None:
-    region = here.store.region_for(0, 1000)
-    with pytest.raises(PermissionError):
-        os.truncate(region.fd, 0)
-
-
-def test_the_memory_limit_of_a_cgroup_counts(tmp_path: Path) -> None:
-    proc, cgroups = tmp_path / "proc", tmp_path / "cgroup"
-    (proc / "self").mkdir(parents=True)
-    (proc / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable:    8000 kB\n")
-    (proc / "self/cgroup").write_text("0::/pods/pod1\n")
-    pod = cgroups / "pods/pod1"
-    pod.mkdir(parents=True)
-    assert free_memory_bytes(proc, cgroups) == 8000 * 1024
-    (pod / "memory.max").write_text("max\n")
-    assert free_memory_bytes(proc, cgroups) == 8000 * 1024
-    (pod.parent / "memory.max").write_text("5000\n")
-    (pod.parent / "memory.current").write_text("4000\n")
-    (pod.parent / "memory.stat").write_text("anon 1\ninactive_file 300\n")
-    assert free_memory_bytes(proc, cgroups) == 1300
-
-
-def test_a_real_machine_has_memory() -> None:
-    store = ShardStore("m0")
-    store.region_for(0, 1000)
-    with pytest.raises(TransientError, match="no memory for rank 1's shard"):
-        store.region_for(1, 2**60)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,10 @@ from tests.fault.machines import Rig, config_of, until
 from everstep.agent import process
 from everstep.agent.code import digest, prepare
 from everstep.agent.versions import Versions
+from everstep.core.errors import InputError
 from everstep.core.orders import PrepareOrder, PrepareReport, StopOrder
+from everstep.workers.local.code import take_update
+from everstep.workers.local.folder import RunFolder
 
 COMMAND = ("python", "train.py", "--steps", "3")
 
@@ -119,6 +123,28 @@ def test_a_command_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path, 
         "took longer than 0.5 s: it said nothing" in ours.prepare(PrepareOrder(str(code))).problem
     )
     assert process.strays(f"{(tmp_path / 'm0').resolve()}{process.PREPARING}", None) == []
+
+
+def test_an_update_that_is_neither_a_folder_nor_a_ref_is_said_to_be_that(
+    tmp_path: Path, code: Path
+) -> None:
+    def git(*words: str) -> None:
+        who = ("-c", "user.name=ada", "-c", "user.email=ada@example.com")
+        subprocess.run(["git", "-C", str(code), *who, *words], check=True, capture_output=True)
+
+    git("init", "--quiet", "--initial-branch=main")
+    git("add", ".")
+    git("commit", "--quiet", "-m", "begin")
+    run = RunFolder(tmp_path / "run")
+    run.path.mkdir()
+    for source in ({"git": str(code)}, {"directory": str(code / "parts")}):
+        run.write_state(code_source=source)
+        with pytest.raises(InputError) as raised:
+            take_update(run, "../gtp")
+        assert raised.value.where == "--code ../gtp"
+        assert "no folder of that name here, and git has no ref of that name" in raised.value.what
+        assert "branch or tag" in raised.value.fix
+        assert take_update(run, "main").is_dir()
 
 
 async def test_ranks_run_in_the_copy_and_their_end_does_not_disturb_the_next(

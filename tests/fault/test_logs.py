@@ -52,9 +52,15 @@ def a_run(root: Path, phase: str = "finished") -> RunFolder:
     return folder
 
 
-def write_log(folder: RunFolder, rank: int, *lines: tuple[float, str], machine: str = "m0") -> None:
+def write_log(
+    folder: RunFolder,
+    rank: int,
+    *lines: tuple[float, str],
+    machine: str = "m0",
+    attempt: int = 1,
+) -> None:
     """A log whose lines were seen at these times."""
-    directory = folder.machines / machine / "attempt-1"
+    directory = folder.machines / machine / f"attempt-{attempt}"
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / f"rank-{rank:05d}.log"
     with path.open("a") as log, path.with_name(path.name + ".times").open("ab") as times:
@@ -97,11 +103,12 @@ def test_ranks_of_several_machines_are_merged(
         "rank 4 m1 | 100%|",
         "rank 0 m0 | zero last",
     ]
-    logs.logs_command(tmp_path, attempt=1, rank="4,7-9")
+    logs.logs_command(tmp_path, attempt="1", rank="4,7-9")
     assert [line.split()[2] for line in capsys.readouterr().out.splitlines()] == ["9", "4"]
     logs.logs_command(tmp_path, rank="9", as_json=True)
     assert json.loads(capsys.readouterr().out) == {
         "at_s": pytest.approx(101.0, abs=0.01),
+        "attempt": 1,
         "rank": 9,
         "machine": "m1",
         "text": "nine",
@@ -125,6 +132,48 @@ def test_the_line_that_leads_is_on_top_of_the_errors(
         f"rank 1 m0 | {peer}",
         f"rank 0 m0 | {peer}",
     ]
+
+
+def test_errors_say_which_attempt_they_are_of_and_that_earlier_ones_have_lines(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = a_run(tmp_path)
+    write_log(folder, 0, (100.0, "KeyError: 'labels'"))
+    write_log(folder, 0, attempt=2)
+    write_log(folder, 0, (300.0, "all is well"), machine="m1", attempt=3)
+    logs.logs_command(tmp_path, errors=True)
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == (
+        "Attempt 3, the newest. Earlier ones have lines, too: 1 (--attempt N, or all)."
+    )
+    assert second.startswith("No rank said anything telling")
+    logs.logs_command(tmp_path, attempt="1", errors=True)
+    head, line = capsys.readouterr().out.splitlines()
+    assert head.startswith("rollback_code")
+    assert line.endswith("rank 0 m0 | KeyError: 'labels'")
+    logs.logs_command(tmp_path, attempt="all", errors=True)
+    shown = capsys.readouterr().out.splitlines()
+    assert [line for line in shown if line.startswith("Attempt")] == [
+        "Attempt 1:",
+        "Attempt 2:",
+        "Attempt 3:",
+    ]
+    assert shown[2].endswith("rank 0 m0 | KeyError: 'labels'")
+
+
+def test_programs_are_told_of_which_attempt_a_line_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = a_run(tmp_path)
+    write_log(folder, 0, (100.0, "KeyError: 'labels'"))
+    write_log(folder, 0, (300.0, "all is well"), machine="m1", attempt=2)
+    logs.logs_command(tmp_path, errors=True, as_json=True)
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "Earlier ones have lines, too: 1" in said.err
+    logs.logs_command(tmp_path, attempt="all", as_json=True)
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(one["attempt"], one["machine"]) for one in lines] == [(1, "m0"), (2, "m1")]
 
 
 def test_logs_are_followed_as_they_grow_and_new_ranks_are_found(tmp_path: Path) -> None:
@@ -165,7 +214,11 @@ def test_what_is_not_there_is_wrong_input(tmp_path: Path) -> None:
         logs.logs_command(RunFolder(a_run(tmp_path).path).path)
     write_log(RunFolder(tmp_path), 0, (100.0, "one"))
     with pytest.raises(InputError, match="There are: 1"):
-        logs.logs_command(tmp_path, attempt=2)
+        logs.logs_command(tmp_path, attempt="2")
+    with pytest.raises(InputError, match=r"'-1' is no attempt\. Give a number"):
+        logs.logs_command(tmp_path, attempt="-1")
+    with pytest.raises(InputError, match="follows one attempt"):
+        logs.logs_command(tmp_path, attempt="all", follow=True)
     with pytest.raises(InputError, match="none of these ranks"):
         logs.logs_command(tmp_path, rank="5")
 

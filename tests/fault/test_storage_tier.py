@@ -16,12 +16,13 @@ from tests.fault.stored import held, order_of
 from everstep.agent import storage
 from everstep.agent.storage_child import Child
 from everstep.checkpoint.storing import Save
+from everstep.cli.ckpt_verify import verify_shard
 from everstep.core.errors import PermanentError
 from everstep.core.evidence import calls_for_action
 from everstep.core.model import Alert, RankProgress
 from everstep.core.orders import RestoreOrder, StopOrder, StoredShare
 from everstep.core.stored import StoragePolicy
-from everstep.core.vocabulary import Symptom
+from everstep.core.vocabulary import Symptom, Verdict
 from everstep.storage.folder import JobFolder
 from everstep.workers.local.memory import Memory
 
@@ -93,6 +94,10 @@ async def test_saves_are_kept_and_brought_back(tmp_path: Path) -> None:
         taken = await asyncio.to_thread(memory.fetch_all)
         assert [one.shard.rank for one in taken] == [0, 1]
         assert len({one.shard.step for one in taken}) == 1
+        # Long overwritten: a newer step of the same rank is read instead.
+        read = await asyncio.to_thread(verify_shard, memory, rig.info, 1, 1)
+        assert (read.verdict, read.result) == (Verdict.HEALTHY, "whole")
+        assert int(read.step) > 1
         await rig.machine.stop(StopOrder(1))
         report = await rig.machine.look_at_storage()
     assert len(report.checkpoints) in (1, 2)

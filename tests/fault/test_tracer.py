@@ -18,7 +18,7 @@ from everstep.agent import witness
 from everstep.agent.probes.stacks import Asking, executable_beside_us, state_of
 from everstep.agent.tracer import Target, trace
 from everstep.core.errors import PermanentError, StaleAttempt, UnobservableError
-from everstep.core.orders import TraceOrder
+from everstep.core.orders import StopOrder, TraceOrder
 from everstep.core.stacks.dump import Answer, RankDump, RankTrace
 from everstep.core.stacks.pyspy import Reader
 from everstep.core.stacks.roles import Places, Role
@@ -216,6 +216,16 @@ async def test_the_flight_recorder_is_read_from_inside(tmp_path: Path) -> None:
         os.kill(pids(rig)[0], signal.SIGSTOP)
         await until(lambda: state_of(pids(rig)[0]) == "T")
         assert (await rig.machine.trace(TraceOrder(1, DEADLINE_S)))[1][0].recorder is None
+        # A pipe that stays would hold up for ever who reads the folder, a file after the other.
+        assert len(pipes(rig.config.directory)) == 2
+        os.kill(pids(rig)[1], signal.SIGKILL)
+        await until(lambda: len(pipes(rig.config.directory)) == 1)
+        await rig.machine.stop(StopOrder(1))
+        assert pipes(rig.config.directory) == []
+
+
+def pipes(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_fifo()]
 
 
 async def test_a_signal_is_only_sent_to_who_catches_it(tmp_path: Path) -> None:

@@ -47,7 +47,8 @@ def analyzed(folder: Path, spec: Path, *options: str | Path) -> dict[str, Any]:
 
 
 def test_fig_7_as_files(tmp_path: Path, spec: Path) -> None:
-    texts.write(tmp_path / "dumps", texts.fig_7())
+    for name in ("rank-{}.json", "rank-{}.2.json"):
+        texts.write(tmp_path / "dumps", texts.fig_7(), name)
     picture = tmp_path / "grid.svg"
     found = analyzed(tmp_path / "dumps", spec, "--svg", picture)
     assert found["verdict"] == "evict"
@@ -65,7 +66,7 @@ def test_a_person_sees_groups_reasons_and_the_grid(tmp_path: Path, spec: Path) -
     output = call(tmp_path / "dumps", "--spec", spec)
     assert "23: ranks 0-2, 4-23, waiting" in output
     assert "1: rank 3, no_answer: there is no dump of it" in output
-    grid = output.splitlines()[-6:]
+    grid = output.splitlines()[-7:-1]
     assert [line.split() for line in grid[1:]] == [
         ["dp", "0", "0", "1", "2", "3?", "4", "5", "6", "7"],
         ["dp", "1", *map(str, range(8, 16))],
@@ -74,7 +75,27 @@ def test_a_person_sees_groups_reasons_and_the_grid(tmp_path: Path, spec: Path) -
         ["!", "suspect", "~", "evicted", "with", "it", "?", "did", "not", "answer"],
     ]
     assert grid[0].index("pp 3") == grid[1].index("6 7")
-    assert "machines 12-15" in output
+    assert "evict slots 12-15" in output
+
+
+def test_one_look_at_ranks_that_may_move_names_no_machine_to_evict(
+    tmp_path: Path, spec: Path
+) -> None:
+    texts.write(tmp_path, texts.fig_7())
+    found = analyzed(tmp_path, spec)
+    assert (found["verdict"], found["next_step"]) == ("unobservable", "look_again")
+    assert (found["group"], found["evict_machines"]) == (None, [])
+    assert found["suspect_ranks"] == list(range(24, 32))
+    doubts = [reason for reason in found["reasons"] if reason.startswith("Doubt: ")]
+    assert len(doubts) == 1
+    assert "one look cannot tell a rank that moves from one that stands" in doubts[0]
+    assert doubts[0].endswith("evict slots 12-15")
+    assert f"Look again some seconds later: as {tmp_path}/rank-N.2.json" in call(
+        tmp_path, "--spec", spec
+    )
+    # Who does not answer does not move either.
+    texts.write(tmp_path / "silent", texts.without(texts.everywhere(texts.GRAD_SYNC), [13]))
+    assert analyzed(tmp_path / "silent", spec)["evict_machines"] == [6]
 
 
 def test_second_dumps_are_files_with_a_number_or_folders(tmp_path: Path, spec: Path) -> None:

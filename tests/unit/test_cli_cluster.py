@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import yaml
+from tests.conftest import free_port
 from tests.unit.test_submit import write
 
 from everstep.core.errors import InputError
 from everstep.workers.cluster.install import Installation
 
 
-def everstep(*arguments: str) -> subprocess.CompletedProcess[str]:
+def everstep(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "everstep.cli.main", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run(
+        command,
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
 
 
 def test_install_prints_what_kubectl_applies() -> None:
@@ -55,6 +64,14 @@ def test_wrong_input_is_named(arguments: tuple[str, ...], said: str, tmp_path: P
     assert done.returncode == 2
     assert said in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_server_that_does_not_answer_is_no_wrong_input(tmp_path: Path) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    done = everstep("submit", str(write(tmp_path)), "--cluster", TEMPORAL_ADDRESS=address)
+    assert done.returncode == 1
+    assert f"no Temporal server answers at {address}" in done.stderr
+    assert "Name the server that the cluster's controllers use: TEMPORAL_ADDRESS" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from everstep.cli.commands import COMMANDS, app
+from everstep.cli.commands import COMMANDS, app, call
 from everstep.cli.find import find_run
 from everstep.core.errors import InputError
 from everstep.workers.local.folder import RunFolder
@@ -31,6 +31,60 @@ def test_an_unknown_command_is_wrong_input() -> None:
     shown = CliRunner().invoke(app, ["nosuch"])
     assert shown.exit_code == 2
     assert "nosuch" in shown.output
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("nosuch",), ("No such command 'nosuch'", "everstep --help.")),
+        (("approve",), ("Missing argument 'N'", "everstep approve --help.")),
+        (("incident", "show", "x"), ("Invalid value for 'N'", "everstep incident show --help.")),
+        (("status", "--wacht"), ("No such option: --wacht", "everstep status --help.")),
+    ],
+)
+def test_a_wrong_command_line_is_told_as_all_wrong_input_is(
+    words: tuple[str, ...], said: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        call(words)
+    assert ended.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    what, where = said
+    assert line.startswith(f"everstep: {what}")
+    assert line.endswith(f". See: {where}")
+
+
+@pytest.mark.parametrize("words", [(), ("ckpt",)])
+def test_who_gives_nothing_is_shown_what_there_is(
+    words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        call(words)
+    assert ended.value.code == 2
+    shown = capsys.readouterr()
+    assert "Usage: everstep" in shown.out
+    assert "Usage: everstep" not in shown.err
+
+
+LINGER = """
+import sys, threading, time
+from everstep.cli import commands, main
+
+def call():
+    threading.Thread(target=time.sleep, args=(1000.0,)).start()
+    print("said")
+    sys.exit(3)
+
+commands.call = call
+main.main()
+"""
+
+
+def test_a_command_ends_although_a_thread_does_not() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LINGER], capture_output=True, text=True, check=False, timeout=30
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (3, "said\n", "")
 
 
 def complete(*words: str) -> list[str]:

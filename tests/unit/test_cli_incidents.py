@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from rich.console import Console
+from dataclasses import replace
+from pathlib import Path
 
-from everstep.cli.incidents import MAX_ALERTS_IN_A_ROW, timeline_table
-from everstep.core.record import Finding, IncidentRecord, TimelineEntry
-from everstep.core.vocabulary import Outcome, Symptom
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from everstep.cli.commands import app
+from everstep.cli.incidents import MAX_ALERTS_IN_A_ROW, incident_table, timeline_table
+from everstep.core.errors import InputError
+from everstep.core.record import Climb, Finding, IncidentRecord, TimelineEntry
+from everstep.core.vocabulary import Outcome, Rung, Symptom
+from everstep.workers.local.folder import RunFolder
 
 
 def record_of(*texts: str) -> IncidentRecord:
@@ -40,3 +48,38 @@ def test_short_rows_of_alerts_are_told_whole() -> None:
 def test_brackets_of_logs_are_no_markup() -> None:
     text = shown(record_of("rank 0 printed last:\n[rank0]: [bold]Traceback[/nonsense]"))
     assert "[rank0]: [bold]Traceback[/nonsense]" in text
+
+
+def test_the_list_fits_into_a_narrow_terminal() -> None:
+    """At 80 columns no line is longer, and no word is cut."""
+    finding = Finding(Symptom.EXTERNAL_SERVICE_ERROR, ("m12", "m13", "m14"), (), False, "")
+    climbs = tuple(
+        Climb(rung, "", (), 1, 100.0) for rung in (Rung.REATTEMPT, Rung.ROLLBACK, Rung.EVICT)
+    )
+    record = replace(
+        record_of(),
+        incident=12,
+        finding=finding,
+        climbs=climbs,
+        outcome=Outcome.RECOVERED,
+        first_step_at_s=12_445.678,
+    )
+    console = Console(width=80)
+    with console.capture() as captured:
+        console.print(incident_table([record]))
+    lines = captured.get().splitlines()
+    assert max(map(len, lines)) <= 80
+    words = " ".join(lines).replace(",", " ").split()
+    assert {"where", "m12", "m13", "m14", "reattempt", "rollback", "evict"} <= set(words)
+    assert {"external_service_error", "recovered", "12345.68"} <= set(words)
+
+
+@pytest.mark.parametrize("words", [("incident", "show"), ("approve",), ("deny",)])
+@pytest.mark.parametrize("option", [(), ("--run",)], ids=["argument", "option"])
+def test_the_run_stands_where_all_commands_have_it(
+    words: tuple[str, ...], option: tuple[str, ...], tmp_path: Path
+) -> None:
+    RunFolder(tmp_path).write_state(job="toy", phase="finished")
+    found = CliRunner().invoke(app, [*words, "7", *option, str(tmp_path)]).exception
+    assert isinstance(found, InputError), found
+    assert str(found) == "incident 7: there is none of that number. Known: none."

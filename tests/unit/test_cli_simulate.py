@@ -118,12 +118,34 @@ def test_wrong_order_and_no_json_are_told_by_their_line(tmp_path: Path) -> None:
     [
         (("--days", "0"), "--days: 0 is out of range"),
         (("--seeds", "0"), "--seeds: 0 is too few"),
-        (("--stream", "nowhere.yaml"), "nowhere.yaml: there is no such file"),
-        (("--durations", "nowhere.yaml"), "nowhere.yaml: there is no such file"),
+        (
+            ("--stream", "nowhere.yaml"),
+            "--stream nowhere.yaml: there is no such file, and no such preset",
+        ),
+        (
+            ("--durations", "mesured"),
+            "--durations mesured: there is no such file, and no such preset. Give a file, or paper"
+            " or measured",
+        ),
+        (
+            ("--policy", "requeue"),
+            "--policy requeue: there is no such file. Give a YAML file of what a policy changes",
+        ),
+        (("--stream", "/"), "--stream /: is a folder, and no such preset"),
     ],
 )
 def test_wrong_options_are_told(tmp_path: Path, options: tuple[str, ...], told: str) -> None:
     assert told in complaint(tmp_path, *options)
+
+
+def test_a_page_that_cannot_be_written_is_told_before_anything_runs(tmp_path: Path) -> None:
+    for page, told in (
+        (tmp_path, "is a folder"),
+        (tmp_path / "no" / "page.html", f"there is no folder {tmp_path / 'no'}"),
+    ):
+        # So long a simulation is refused for the page alone.
+        result = run(tmp_path, "--days", "3650", "--seeds", "1000", "--html", str(page))
+        assert str(result.exception) == f"--html {page}: {told}. Name a file to write."
 
 
 @pytest.mark.parametrize(

@@ -272,9 +272,17 @@ async def test_the_command_says_it_all_as_json(cluster: Cluster, config: Path) -
     assert found["Temporal server"]["state"] == "missing"
 
 
-def test_without_any_cluster_it_is_wrong_input(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "everstep.cli.main", "doctor"]
-    environment = {**os.environ, "KUBECONFIG": str(tmp_path / "none")}
+def test_without_any_cluster_all_else_is_looked_at(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "everstep.cli.main", "doctor", "--json"]
+    environment = {
+        **os.environ,
+        "KUBECONFIG": str(tmp_path / "none"),
+        "TEMPORAL_ADDRESS": f"127.0.0.1:{free_port()}",
+    }
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert "KUBECONFIG" in done.stderr
+    assert done.returncode == 1, done.stderr
+    found = {one["item"]: one for one in json.loads(done.stdout)}
+    assert list(found) == ["API server", "Temporal server", "ptrace"]
+    assert found["API server"]["state"] == "missing"
+    assert "KUBECONFIG" in found["API server"]["detail"]
+    assert found["API server"]["fix"]

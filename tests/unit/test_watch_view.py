@@ -28,6 +28,7 @@ def standing(**changes: Any) -> dict[str, Any]:
         "incidents": 1,
         "incident": None,
         "notes": [[NOW_S - 9, "update 1 by ada: accepted"]],
+        "updates": [],
         **changes,
     }
 

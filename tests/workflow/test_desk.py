@@ -204,7 +204,7 @@ async def test_two_updates_at_once_while_an_incident_is_open(
         assert "there is no update 7" in await here.says(2, "updates", place, "--cancel", "7")
         nothing = await here.says(2, "hot-update", place)
         assert "nothing would change" in nothing
-        assert await here.call("approve", "1", "--run", place) == 0
+        assert await here.call("approve", "1", place) == 0
         record = await here.trains()
         states = [one["state"] for one in await here.updates()]
         made = await here.says(2, "updates", place, "--cancel", "1")
@@ -229,7 +229,7 @@ async def test_withdrawn_while_it_is_being_made(
         await here.held()
         assert await here.call("hot-update", place, "--set", "lr=1") == 0
         codes, text = await here.at_once(
-            ("approve", "1", "--run", place), ("updates", place, "--cancel", "1")
+            ("approve", "1", place), ("updates", place, "--cancel", "1")
         )
         await here.trains()
         (update,) = await here.updates()

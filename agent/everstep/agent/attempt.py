@@ -32,6 +32,7 @@ from everstep.agent.shards import ShardStore
 from everstep.agent.step_lines import StepLines
 from everstep.agent.storage import StorageTier
 from everstep.agent.transfer.sender import BackupSender
+from everstep.agent.witness import recorder_pipe, stacks_file
 from everstep.core.errors import TransientError
 from everstep.core.model import CopyDamaged, MachineEvent, RankExit, RanksFinished, RanksStarted
 from everstep.core.orders import RankStart, StartOrder
@@ -359,6 +360,10 @@ class Attempt:
         )
 
     def _count_out(self, rank: int) -> None:
+        # Who reads the folder later, a file after the other, would wait at a pipe for ever.
+        stacks = stacks_file(self._around.config, self._order.attempt, rank)
+        with contextlib.suppress(OSError):
+            recorder_pipe(stacks).unlink()
         self._alive.discard(rank)
         self._fewer_alive.set()
         exits = self.exits

@@ -25,6 +25,9 @@ SIGNAL = signal.SIGRTMAX - 3
 """Scripts handle SIGUSR1 and SIGUSR2 themselves; nobody is known to use this one."""
 
 
+PIPE = ".ask"
+
+
 def stacks_file(config: MachineConfig, attempt: int, rank: int) -> Path:
     """Where a rank writes its stacks."""
     return config.directory / f"attempt-{attempt}" / f"rank-{rank:05d}.stacks"
@@ -32,7 +35,7 @@ def stacks_file(config: MachineConfig, attempt: int, rank: int) -> Path:
 
 def recorder_pipe(stacks: Path) -> Path:
     """Where a rank that writes its stacks there is asked for its flight recorder."""
-    return stacks.with_suffix(".ask")
+    return stacks.with_suffix(PIPE)
 
 
 def recorder_file(stacks: Path) -> Path:

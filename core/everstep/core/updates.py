@@ -14,8 +14,9 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
+from typing import Any
 
 from everstep.core.memory import CodeVersion, version_of
 from everstep.core.names import PRIVATE_PREFIXES, TORCHRUN_VARIABLES
@@ -95,6 +96,14 @@ def outcome(update: Update, codes: Sequence[CodeVersion]) -> str:
     if code is not None and code.failed:
         return f"rolled back: {code.failed}"
     return f"made, as {update.became}"
+
+
+def told(updates: Sequence[Update], codes: Sequence[CodeVersion]) -> list[dict[str, Any]]:
+    """The updates as JSON values, each with what it changes and what has become of it in words."""
+    return [
+        {**asdict(update), "text": update.text(), "outcome": outcome(update, codes)}
+        for update in updates
+    ]
 
 
 def pending(updates: Sequence[Update]) -> tuple[Update, ...]:

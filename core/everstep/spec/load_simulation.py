@@ -32,7 +32,7 @@ def load_stream(given: str) -> StreamSpec | tuple[Fault, ...]:
     """
     if given in STREAMS:
         return _valid(_preset("stream", given), StreamSpec)
-    path = Path(given)
+    path = _file("--stream", given, STREAMS)
     if path.suffix == ".jsonl":
         return _recorded(path)
     return _valid(path, StreamSpec)
@@ -44,8 +44,9 @@ def load_durations(given: str) -> Durations:
     Raises:
         InputError: It cannot be read, or says something else.
     """
-    path = _preset("durations", given) if given in DURATIONS else Path(given)
-    return _valid(path, DurationsSpec).durations()
+    if given in DURATIONS:
+        return _valid(_preset("durations", given), DurationsSpec).durations()
+    return _valid(_file("--durations", given, DURATIONS), DurationsSpec).durations()
 
 
 def check_times(stream: StreamSpec | Sequence[Fault], durations: Durations, where: str) -> None:
@@ -73,7 +74,24 @@ def load_policy(path: Path) -> Choices:
     Raises:
         InputError: It cannot be read, or says something else.
     """
-    return _valid(path, PolicySpec).choices()
+    return _valid(_file("--policy", str(path)), PolicySpec).choices()
+
+
+def _file(option: str, given: str, presets: Sequence[str] = ()) -> Path:
+    """The file that an option names.
+
+    Raises:
+        InputError: It is none; says what else could be named.
+    """
+    path = Path(given)
+    if path.exists() and not path.is_dir():
+        return path
+    what = "is a folder" if path.is_dir() else "there is no such file"
+    fix = "Give a YAML file of what a policy changes"
+    if presets:
+        what = f"{what}, and no such preset"
+        fix = f"Give a file, or {' or '.join(presets)}"
+    raise InputError(f"{option} {given}", what, fix)
 
 
 def _preset(kind: str, name: str) -> Path:

@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.text import Text
 
+from everstep.cli.console import out
 from everstep.cli.stack_files import read_folder
 from everstep.cli.stack_view import show_groups, show_judgement
 from everstep.core.errors import InputError
 from everstep.core.stacks import picture, summary
 from everstep.core.stacks.judge import judge
-from everstep.core.stacks.verdict import Judgement
+from everstep.core.stacks.verdict import Judgement, NextStep
 from everstep.spec.load import read_spec
 
 
@@ -29,14 +31,15 @@ def analyze_command(
     """Say which ranks hold a job up, what they share, and which machines to evict.
 
     A second dump of the same ranks, some seconds later, tells who is stuck from who moves: as
-    rank-N.2.json, or in a folder of its own inside DIR. A rank without a file did not answer.
+    rank-N.2.json, or in a folder of its own inside DIR. Without it, nobody is named who may only be
+    on the way. A rank without a file did not answer.
     """
     job = read_spec(spec)
     layout = job.layout()
     # Nothing is thrown away until the end, and looking for it takes half of the time.
     gc.disable()
     snapshots = read_folder(folder, layout.world_size)
-    judgement = judge(layout, snapshots)
+    judgement = judge(layout, snapshots, known_hung=False)
     missing = [
         rank for group in summary.silent(snapshots[-1], layout.world_size) for rank in group.ranks
     ]
@@ -48,6 +51,9 @@ def analyze_command(
         return
     show_groups(snapshots[-1], layout.world_size)
     show_judgement(layout, judgement, missing)
+    if judgement.next_step is NextStep.LOOK_AGAIN:
+        again = f"as {folder}/rank-N.{len(snapshots) + 1}.json"
+        out.print(Text(f"Look again some seconds later: {again}, or in a folder of its own there."))
 
 
 def as_values(judgement: Judgement) -> dict[str, Any]:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from functools import cache
 from typing import Any, TypeVar
 
-from temporalio.client import WorkflowUpdateFailedError
+from temporalio.client import Client, WorkflowUpdateFailedError
 from temporalio.exceptions import ApplicationError
+from temporalio.runtime import Runtime, TelemetryConfig
 from temporalio.service import RPCError, RPCStatusCode
 
 from everstep.core.errors import EverstepError, InputError, TransientError
+from everstep.workers import runtime
 
 PATIENCE_S = 10.0
 """How long a server may take to answer at all."""
@@ -31,6 +34,20 @@ class RefusedError(InputError):
 
     def __str__(self) -> str:
         return f"refused: {self.what}"
+
+
+async def connect(patience_s: float) -> Client:
+    """Connect to the server that the environment names, as `runtime.connect` does.
+
+    The native client says nothing of its retries between a command's own lines: the error that
+    comes of them is the command's to tell.
+    """
+    return await runtime.connect(patience_s, _quiet())
+
+
+@cache
+def _quiet() -> Runtime:
+    return Runtime(telemetry=TelemetryConfig(logging=None))
 
 
 def ask(asking: Coroutine[Any, Any, T], over: EverstepError) -> T:

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import mmap
-import os
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict
-from datetime import UTC, datetime, timedelta
-from importlib import import_module
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,29 +13,24 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from everstep.agent.snapshots import Snapshot
-from everstep.agent.storage import TIER_COMMAND
-from everstep.agent.storage_child import Child
-from everstep.cli.console import out
-from everstep.cli.find import RunArgument, find_run, use_server_of
-from everstep.core.errors import EverstepError, InputError, PermanentError, TransientError
-from everstep.core.model import MachineInfo
-from everstep.core.orders import StorageReport, StoredCheckpoint
+from everstep.cli.ckpt_sources import WORK_PATIENCE_S, child_of, memory_of, stored, work
+from everstep.cli.ckpt_verify import told, verify
+from everstep.cli.console import err, out
+from everstep.cli.find import RunArgument, find_run
+from everstep.core.errors import InputError, PermanentError, TransientError
+from everstep.core.orders import StoredCheckpoint
+from everstep.core.senses.inspection import exit_code
 from everstep.core.stored import newest_first
 from everstep.spec.job import JobSpec
 from everstep.spec.load import load_spec
 from everstep.storage.folder import Checkpoint, JobFolder, copy_checkpoint, is_empty
-from everstep.workers import handles, runtime
 from everstep.workers.local.folder import RunFolder
-from everstep.workers.local.memory import Memory, Seen
-from everstep.workflows.job import RunJob
+from everstep.workers.local.memory import Seen
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
-_ANSWER_PATIENCE_S = 5.0
-_WORK_PATIENCE_S = 24 * 3600.0
 _MIB = 2**20
 
 
@@ -63,21 +53,24 @@ def ls_command(run: RunArgument = None, as_json: JsonOption = False) -> None:
 
 @app.command("verify")
 def verify_command(run: RunArgument = None, as_json: JsonOption = False) -> None:
-    """Read everything again that memory and storage hold, and compare checksums."""
+    """Read everything again that memory and storage hold, and compare checksums.
+
+    Ends with 1 when something is damaged, with 3 when nothing is and something could not be read.
+    """
     folder = find_run(run)
-    spec = load_spec(folder.spec)
-    results = [*_verify_memory(folder, spec), *_verify_storage(folder, spec)]
+    results = verify(folder, load_spec(folder.spec))
     if as_json:
-        out.print_json(json.dumps(results))
-    else:
+        out.print_json(json.dumps([asdict(one) for one in results]))
+    elif results:
         table = Table("where", "what", "step", "result")
         for one in results:
-            table.add_row(one["where"], one["what"], str(one["step"]), escape(one["result"]))
+            table.add_row(one.where, one.what, str(one.step), escape(one.result))
         out.print(table)
-        if not folder.is_running():
-            out.print("The run is over: nothing is in memory any more.")
-    if any(one["result"] not in ("whole", "moved on") for one in results):
-        raise typer.Exit(1)
+    shown = err if as_json else out
+    if not folder.is_running():
+        shown.print("The run is over: nothing is in memory any more.")
+    shown.print(told(results))
+    raise typer.Exit(exit_code(results))
 
 
 @app.command("export")
@@ -102,7 +95,8 @@ def export_command(
             out.print(f"Step {written} was written to {escape(dest)}, from memory.")
             return
     checkpoint = _stored_step(folder, spec, step, reason)
-    _work({"do": "check", "url": checkpoint.url, "share": 0, "shares": 1}, folder)
+    with child_of(folder) as child:
+        work(child, {"do": "check", "url": checkpoint.url, "share": 0, "shares": 1})
     copy_checkpoint(checkpoint, dest)
     name = checkpoint.url.rpartition("/")[2]
     out.print(f"{name} was written to {escape(dest)}, from storage ({escape(reason)}).")
@@ -111,10 +105,10 @@ def export_command(
 def describe(folder: RunFolder) -> dict[str, Any]:
     """Everything that `everstep ckpt ls --json` prints."""
     spec = load_spec(folder.spec)
-    report = _stored(spec)
+    report = stored(spec)
     memory: dict[str, Any] = {"reason": "the run is over: nothing is in memory any more"}
     if folder.is_running():
-        seen = _memory(folder, spec).look()
+        seen = memory_of(folder, spec).look()
         memory = {"reason": "", "machines": [_show_seen(one) for one in seen]}
     storage: dict[str, Any] = {"reason": "the spec has no checkpoint.storage", "checkpoints": []}
     if report is not None:
@@ -192,61 +186,8 @@ def _span(ranks: Sequence[int]) -> str:
     return ", ".join(map(str, ranks))
 
 
-# --- Memory ---------------------------------------------------------------------------------------
-
-
-def _memory(folder: RunFolder, spec: JobSpec) -> Memory:
-    use_server_of(folder)
-
-    async def ask() -> list[MachineInfo]:
-        client = await runtime.connect(_ANSWER_PATIENCE_S)
-        handle = handles.of_job(client, spec.name)
-        patience = timedelta(seconds=_ANSWER_PATIENCE_S)
-        status = await handle.query(RunJob.status, rpc_timeout=patience)
-        return [] if status.assignment is None else list(status.assignment.slots)
-
-    return Memory(
-        asyncio.run(ask()),
-        folder.secret.read_bytes().strip(),
-        spec.name,
-        spec.parallelism.text(),
-        spec.layout().world_size,
-    )
-
-
-def _verify_memory(folder: RunFolder, spec: JobSpec) -> Iterator[dict[str, Any]]:
-    if not folder.is_running():
-        return
-    memory = _memory(folder, spec)
-    for seen in memory.look():
-        if seen.contents is None:
-            yield _result(seen.info.machine, "memory", "", seen.reason)
-            continue
-        for shard in seen.contents.shards:
-            result = _verify_shard(memory, seen.info, shard.rank, shard.step)
-            yield _result(seen.info.machine, f"rank {shard.rank}", shard.step, result)
-
-
-def _verify_shard(memory: Memory, info: MachineInfo, rank: int, step: int) -> str:
-    try:
-        snapshot = memory.fetch(info, rank, step)
-    except EverstepError as error:
-        # Training overwrites the older of two steps all the time.
-        return (
-            "moved on" if "overwritten" in str(error) or "has no step" in str(error) else str(error)
-        )
-    return "whole" if _is_whole(snapshot) else "damaged: its checksum is another"
-
-
-def _is_whole(snapshot: Snapshot) -> bool:
-    # Loads torch, which most commands do without.
-    checksums = import_module("everstep.checkpoint.checksums")
-    memory = memoryview(mmap.mmap(snapshot.fd, snapshot.shard.body_bytes))
-    return bool(checksums.checksum(memory) == snapshot.shard.checksum)
-
-
 def _export_memory(folder: RunFolder, spec: JobSpec, dest: str, step: int | None) -> int:
-    snapshots = _memory(folder, spec).fetch_all(step)
+    snapshots = memory_of(folder, spec).fetch_all(step)
     found = snapshots[0].shard
     order = {
         "do": "save",
@@ -261,46 +202,17 @@ def _export_memory(folder: RunFolder, spec: JobSpec, dest: str, step: int | None
         "slot": 0,
         "num_slots": 1,
         "ranks_per_slot": len(snapshots),
-        "give_up_after_s": _WORK_PATIENCE_S,
+        "give_up_after_s": WORK_PATIENCE_S,
         "keep": 0,
         "shards": len(snapshots),
     }
-    _work(order, folder, [(asdict(one.shard), one.fd) for one in snapshots])
+    with child_of(folder) as child:
+        work(child, order, [(asdict(one.shard), one.fd) for one in snapshots])
     return found.step
 
 
-# --- Storage --------------------------------------------------------------------------------------
-
-
-def _stored(spec: JobSpec) -> StorageReport | None:
-    storage = spec.checkpoint.storage
-    if storage is None:
-        return None
-    try:
-        return JobFolder(storage.path, spec.name).look("here")
-    except (OSError, EverstepError) as error:
-        return StorageReport("here", (), (), f"{storage.path} cannot be read: {error}")
-
-
-def _verify_storage(folder: RunFolder, spec: JobSpec) -> Iterator[dict[str, Any]]:
-    report, storage = _stored(spec), spec.checkpoint.storage
-    if report is None or storage is None:
-        return
-    if report.reason:
-        yield _result("storage", "", "", report.reason)
-    jobs = JobFolder(storage.path, spec.name)
-    for one in newest_first(report.checkpoints):
-        url = jobs.checkpoint(one.name).url
-        try:
-            _work({"do": "check", "url": url, "share": 0, "shares": 1}, folder)
-        except EverstepError as error:
-            yield _result("storage", one.name, one.step, f"damaged: {error}")
-        else:
-            yield _result("storage", one.name, one.step, "whole")
-
-
 def _stored_step(folder: RunFolder, spec: JobSpec, step: int | None, reason: str) -> Checkpoint:
-    report, storage = _stored(spec), spec.checkpoint.storage
+    report, storage = stored(spec), spec.checkpoint.storage
     if report is None or storage is None:
         raise PermanentError(f"{folder.path}: {reason}, and the spec has no checkpoint.storage")
     wanted: list[StoredCheckpoint] = [
@@ -311,31 +223,3 @@ def _stored_step(folder: RunFolder, spec: JobSpec, step: int | None, reason: str
         also = f" ({report.reason})" if report.reason else ""
         raise PermanentError(f"{folder.path}: {reason}, and {storage.path} holds {which}{also}")
     return JobFolder(storage.path, spec.name).checkpoint(wanted[0].name)
-
-
-def _result(where: str, what: str, step: int | str, result: str) -> dict[str, Any]:
-    return {"where": where, "what": what, "step": step, "result": result}
-
-
-def _work(
-    order: dict[str, Any],
-    folder: RunFolder,
-    packets: Sequence[tuple[dict[str, Any], int]] = (),
-) -> None:
-    """Have a process that may load torch carry out an order."""
-    with _child(folder) as child:
-        child.begin()
-        child.send(order)
-        for content, fd in packets:
-            child.send(content, fd)
-        child.result(_WORK_PATIENCE_S)
-
-
-@contextmanager
-def _child(folder: RunFolder) -> Generator[Child]:
-    log = folder.logs / "ckpt.log"
-    child = Child(TIER_COMMAND, log if os.access(folder.logs, os.W_OK) else Path(os.devnull))
-    try:
-        yield child
-    finally:
-        child.close()

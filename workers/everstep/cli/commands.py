@@ -95,7 +95,10 @@ def call(arguments: Sequence[str] | None = None) -> None:
         arguments: Those of the command; the process's own when left out.
     """
     try:
-        app(arguments)
+        code = app(arguments, prog_name="everstep", standalone_mode=False)
+    except _UsageError as error:
+        _complain_of_usage(error)
+        sys.exit(2)
     except InputError as error:
         complain(str(error))
         sys.exit(2)
@@ -107,6 +110,21 @@ def call(arguments: Sequence[str] | None = None) -> None:
             raise
         complain(f"the Temporal server says: {error}")
         sys.exit(1)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+_UsageError = cast("type[Exception]", typer.BadParameter.__base__)
+"""What a command line is refused with; of its kinds Typer names only this one."""
+
+
+def _complain_of_usage(error: Exception) -> None:
+    given = cast(Any, error)
+    if type(error).__name__ == "NoArgsIsHelpError":
+        # The help, which was asked for by giving nothing, stands there already.
+        return
+    said = str(given.format_message()).strip().rstrip(".")
+    path = "everstep" if given.ctx is None else given.ctx.command_path
+    complain(f"{said}. See: {path} --help.")
 
 
 def _is_from_server(error: Exception) -> bool:

@@ -14,10 +14,11 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from everstep.cli.console import out
+from everstep.core.errors import InputError
 from everstep.spec.job import JobSpec
 from everstep.spec.load import read_spec
 from everstep.workers.cluster import doctor
-from everstep.workers.cluster.finding import Finding, State
+from everstep.workers.cluster.finding import Finding, State, missing
 from everstep.workers.cluster.install import BASE_NAMESPACE, check_namespace
 from everstep.workers.cluster.reaching import cluster
 from everstep.workers.cluster.temporal_doctor import look_at_temporal
@@ -46,8 +47,12 @@ def doctor_command(
 
 
 async def _look(namespace: str, spec: JobSpec | None) -> list[Finding]:
-    async with cluster() as connection:
-        in_cluster = await doctor.look_at_cluster(connection, namespace, spec)
+    try:
+        async with cluster() as connection:
+            in_cluster = await doctor.look_at_cluster(connection, namespace, spec)
+    except InputError as error:
+        # What else there is to be seen does not depend on it.
+        in_cluster = [missing("API server", f"{error.where}: {error.what}", error.fix)]
     return [*in_cluster, *await look_at_temporal(), doctor.look_at_ptrace()]
 
 

@@ -38,7 +38,7 @@ def complete_run(incomplete: str) -> list[str]:
 RunArgument = Annotated[
     Path | None,
     typer.Argument(
-        metavar="[RUN]",
+        metavar="RUN",
         help="The run's folder, or its job; the newest one under runs/ when left out.",
         autocompletion=complete_run,
     ),
@@ -46,11 +46,7 @@ RunArgument = Annotated[
 
 RunOption = Annotated[
     Path | None,
-    typer.Option(
-        "--run",
-        help="The run's folder, or its job; the newest one when left out.",
-        autocompletion=complete_run,
-    ),
+    typer.Option("--run", hidden=True, help="The same; as it was given once."),
 ]
 
 

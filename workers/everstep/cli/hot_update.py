@@ -9,16 +9,17 @@ from dataclasses import asdict
 from typing import Annotated, Any, TypeVar
 
 import typer
-from rich.table import Table
+from rich.table import Column, Table
+from rich.text import Text
 from temporalio.client import WorkflowHandle
 
-from everstep.cli.asking import PATIENCE_S, ask
+from everstep.cli.asking import PATIENCE_S, ask, connect
 from everstep.cli.console import out
 from everstep.cli.find import RunArgument, find_run, use_server_of
 from everstep.cli.person import person
 from everstep.core.errors import InputError
-from everstep.core.updates import UpdateState, outcome
-from everstep.workers import handles, runtime
+from everstep.core.updates import UpdateState, told
+from everstep.workers import handles
 from everstep.workers.local.code import take_update
 from everstep.workers.local.folder import RunFolder
 from everstep.workflows import story
@@ -113,7 +114,7 @@ def updates_command(
     if as_json:
         typer.echo(json.dumps(found, indent=2))
     elif found:
-        out.print(_table(found))
+        out.print(update_table(found))
     else:
         out.print("no update was asked for")
 
@@ -136,7 +137,7 @@ def _now(folder: RunFolder) -> list[dict[str, Any]]:
         return await handle.query(RunJob.status)
 
     status = _call(folder, look)
-    return [{**asdict(one), "outcome": outcome(one, status.codes)} for one in status.updates]
+    return told(status.updates, status.codes)
 
 
 def parse_setting(text: str) -> tuple[str, str]:
@@ -165,21 +166,23 @@ def duration_s(text: str) -> float:
 
 def _call(folder: RunFolder, act: Callable[[_Handle], Awaitable[T]]) -> T:
     async def go() -> T:
-        client = await runtime.connect(PATIENCE_S)
+        client = await connect(PATIENCE_S)
         return await act(handles.of_job(client, folder.job()))
 
     return ask(go(), InputError(folder.job(), "it has ended", "Start another: everstep run SPEC."))
 
 
-def _table(found: Sequence[Mapping[str, Any]]) -> Table:
-    table = Table("update", "asked for", "by", "what", "why", "outcome")
+def update_table(found: Sequence[Mapping[str, Any]]) -> Table:
+    """One row an update; of what it changes nothing is cut, however narrow the terminal is."""
+    table = Table("#", "asked for", Column("what", overflow="fold"), "why", "outcome")
     for one in found:
         what = [one["version"]] if one["version"] else []
         what += [f"{key}={value}" for key, value in one["settings"]]
         said = one["outcome"]
         if one["state"] == UpdateState.PENDING:
             said += f", {story.clock(one['due_at_s'])} at the latest"
-        asked = story.clock(one["at_s"])
-        told = (str(one["number"]), asked, one["author"], " ".join(what), one["reason"])
-        table.add_row(*told, said)
+        asked = f"{story.clock(one['at_s'])} by {one['author']}"
+        # Not markup: persons write brackets, too.
+        told = (asked, "\n".join(what), one["reason"], said)
+        table.add_row(str(one["number"]), *map(Text, told))
     return table

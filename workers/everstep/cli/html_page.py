@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
@@ -52,6 +53,23 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [f"<tr>{''.join(cell('th', head) for head in heads)}</tr>"] if heads else []
     lines += [f"<tr>{''.join(cell('td', text) for text in row)}</tr>" for row in rows]
     return f'<div class="wide"><table>{"".join(lines)}</table></div>'
+
+
+def check(path: Path) -> None:
+    """See before long work whether a page could be written to where a person wants it.
+
+    Raises:
+        InputError: It could not.
+    """
+    if path.is_dir():
+        what = "is a folder"
+    elif not path.parent.is_dir():
+        what = f"there is no folder {path.parent}"
+    elif not os.access(path if path.exists() else path.parent, os.W_OK):
+        what = "cannot be written"
+    else:
+        return
+    raise InputError(f"--html {path}", what, "Name a file to write.")
 
 
 def write(path: Path, page: str) -> None:

@@ -19,15 +19,15 @@ from temporalio.service import RPCError
 from everstep.activities.archive import load_incidents
 from everstep.activities.evidence import EvidenceStore
 from everstep.cli import html_page, incident_html
-from everstep.cli.asking import PATIENCE_S, ask
+from everstep.cli.asking import PATIENCE_S, ask, connect
 from everstep.cli.console import complain, out
 from everstep.cli.find import RunArgument, RunOption, find_run, use_server_of
 from everstep.cli.person import person
 from everstep.cli.stack_view import show_grid
 from everstep.core.errors import EverstepError, InputError, TransientError
 from everstep.core.record import IncidentRecord, StackRecord, TimelineEntry
-from everstep.core.vocabulary import Observer, Outcome
-from everstep.workers import handles, runtime
+from everstep.core.vocabulary import Observer, Outcome, Rung
+from everstep.workers import handles
 from everstep.workers.local.folder import RunFolder
 from everstep.workflows import story
 from everstep.workflows.incident import ResolveIncident
@@ -45,7 +45,7 @@ _RECORDS = TypeAdapter(list[IncidentRecord])
 
 MAX_ALERTS_IN_A_ROW = 5
 
-NumberArgument = Annotated[int, typer.Argument(help="Number of the incident, from 1.")]
+NumberArgument = Annotated[int, typer.Argument(metavar="N", help="Number of the incident, from 1.")]
 NoteOption = Annotated[str, typer.Option(help="Why, for the record.")]
 
 
@@ -67,8 +67,9 @@ def list_command(
 
 @app.command("show")
 def show_command(
-    incident: Annotated[int, typer.Argument(help="Number of the incident, from 1.")],
-    run: RunOption = None,
+    incident: NumberArgument,
+    run: RunArgument = None,
+    run_option: RunOption = None,
     html: Annotated[
         Path | None,
         typer.Option("--html", metavar="FILE", help="One page that needs no network, for others."),
@@ -76,7 +77,7 @@ def show_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Tell one incident as a timeline, with its evidence."""
-    record = _one(find_run(run), incident)
+    record = _one(find_run(run or run_option), incident)
     if html is not None:
         html_page.write(html, incident_html.page(record, _pictures(record)))
         if not as_json:
@@ -115,16 +116,26 @@ def _pictures(record: IncidentRecord) -> dict[str, bytes]:
 
 
 @app.command("approve")
-def approve_command(incident: NumberArgument, run: RunOption = None, note: NoteOption = "") -> None:
+def approve_command(
+    incident: NumberArgument,
+    run: RunArgument = None,
+    run_option: RunOption = None,
+    note: NoteOption = "",
+) -> None:
     """Let a held incident go on past what holds it."""
-    job = _answer(incident, run, note, yes=True)
+    job = _answer(incident, run or run_option, note, yes=True)
     out.print(f"Approved: incident {incident} of {job} goes on.")
 
 
 @app.command("deny")
-def deny_command(incident: NumberArgument, run: RunOption = None, note: NoteOption = "") -> None:
+def deny_command(
+    incident: NumberArgument,
+    run: RunArgument = None,
+    run_option: RunOption = None,
+    note: NoteOption = "",
+) -> None:
     """Say no to the rung that a held incident asks for: the next one is tried."""
-    job = _answer(incident, run, note, yes=False)
+    job = _answer(incident, run or run_option, note, yes=False)
     out.print(f"Denied: incident {incident} of {job} leaves that rung out.")
 
 
@@ -150,7 +161,7 @@ def _answer(incident: int, run: Path | None, note: str, yes: bool) -> str:
     over = InputError(f"incident {incident}", "it is over", "See: everstep incidents.")
 
     async def send() -> None:
-        client = await runtime.connect(PATIENCE_S)
+        client = await connect(PATIENCE_S)
         handle = handles.of_incident(client, job, incident)
         await handle.execute_update(ResolveIncident.decide, decision)  # pyright: ignore[reportUnknownMemberType]
 
@@ -174,7 +185,7 @@ def current_records(folder: RunFolder) -> list[IncidentRecord]:
 async def _open_record(folder: RunFolder) -> IncidentRecord | None:
     use_server_of(folder)
     job = folder.job()
-    client = await runtime.connect(5.0)
+    client = await connect(5.0)
     status = await handles.of_job(client, job).query(RunJob.status)
     if status.active_incident is None:
         return None
@@ -192,12 +203,14 @@ def _one(folder: RunFolder, incident: int) -> IncidentRecord:
 
 
 def incident_table(records: list[IncidentRecord]) -> Table:
-    """One line an incident."""
-    table = Table("#", Column("symptom", no_wrap=True))
-    for title in ("machines", "rungs"):
-        table.add_column(title, overflow="fold")
-    for title in ("outcome", "to first new step", "steps lost"):
-        table.add_column(title, min_width=9)
+    """One line an incident, which fits into 80 columns: no word of it is cut."""
+    # What cannot be wrapped takes as much as it needs; lists of machines and rungs the rest.
+    table = Table("#", Column("symptom", no_wrap=True), show_edge=False, pad_edge=False)
+    table.add_column("where", overflow="fold", min_width=len("where"))
+    table.add_column("rungs", min_width=max(map(len, Rung)) + len(","))
+    table.add_column("outcome", no_wrap=True)
+    table.add_column("to first new step", min_width=len("new step"))
+    table.add_column("steps lost", min_width=len("steps"))
     for record in records:
         took = "-"
         if record.first_step_at_s is not None:

@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from everstep.cli.console import err, out
 from everstep.cli.find import RunArgument, find_run
 from everstep.core.classify.evidence import Context, Evidence, Match
 from everstep.core.classify.judge import classify
@@ -20,19 +21,25 @@ from everstep.core.classify.reader import read
 from everstep.core.classify.rule import Standing
 from everstep.core.errors import InputError
 from everstep.core.logtimes import Line, merge
+from everstep.core.stacks.words import runs_text
 from everstep.workers.local.folder import RunFolder
 from everstep.workers.local.ranklogs import Followers, RankLog, attempts, find
 
 FOLLOW_EVERY_S = 0.1
 
-Tell = Callable[[str, int, float | None, str], str]
-"""How a line is written: machine, rank, time, text."""
+ALL = "all"
+
+Tell = Callable[[RankLog, float | None, str], str]
+"""How a line is written: whose it is, time, text."""
 
 
 def logs_command(
     run: RunArgument = None,
     attempt: Annotated[
-        int | None, typer.Option(min=1, help="Which start of the ranks; the newest when left out.")
+        str | None,
+        typer.Option(
+            metavar="N|all", help="Which start of the ranks; the newest one when left out."
+        ),
     ] = None,
     rank: Annotated[
         str | None, typer.Option(metavar="RANKS", help="Which ranks, as 3,5-7; all when left out.")
@@ -61,12 +68,23 @@ def logs_command(
     if follow:
         _follow(folder, attempt, ranks, tell)
         return
-    logs = _find(folder, attempt, ranks)
-    if errors:
-        _show_errors(logs, as_json)
-    else:
-        machines = {log.rank: log.machine for log in logs}
-        _write(((machines[line.rank], line) for line in merge(log.lines() for log in logs)), tell)
+    there = _attempts(folder)
+    wanted = there[-1:] if attempt is None else _wanted(attempt, there)
+    found = {number: logs for number in wanted if (logs := find(folder, number, ranks))}
+    if not found:
+        raise InputError("--rank", "none of these ranks has a log", "Leave it out to see all.")
+    if attempt is None and (earlier := _with_lines(folder, there[:-1])):
+        # Where what failed has been mended by another start, it is an earlier one that tells why.
+        said = f"Attempt {there[-1]}, the newest. Earlier ones have lines, too: {earlier}"
+        (err if as_json else out).print(f"{said} (--attempt N, or all).", markup=False)
+    for number, logs in found.items():
+        if len(found) > 1 and not as_json:
+            out.print(f"Attempt {number}:")
+        if errors:
+            _show_errors(logs, as_json)
+        else:
+            by_rank = {log.rank: log for log in logs}
+            _write(((by_rank[line.rank], line) for line in merge(g.lines() for g in logs)), tell)
 
 
 def parse_ranks(text: str) -> frozenset[int]:
@@ -85,45 +103,74 @@ def parse_ranks(text: str) -> frozenset[int]:
     return frozenset(ranks)
 
 
-def _find(folder: RunFolder, attempt: int | None, ranks: Collection[int] | None) -> list[RankLog]:
+def _attempts(folder: RunFolder) -> list[int]:
     there = attempts(folder)
     if not there:
         raise InputError(str(folder.path), "no rank has been started", "Try again in a second.")
-    if attempt is not None and attempt not in there:
+    return there
+
+
+def _wanted(attempt: str, there: list[int]) -> list[int]:
+    if attempt == ALL:
+        return there
+    number = _number(attempt)
+    if number not in there:
         known = ", ".join(map(str, there))
-        raise InputError("--attempt", f"there is no attempt {attempt}", f"There are: {known}.")
-    found = find(folder, attempt or there[-1], ranks)
-    if not found:
-        raise InputError("--rank", "none of these ranks has a log", "Leave it out to see all.")
-    return found
+        raise InputError("--attempt", f"there is no attempt {number}", f"There are: {known}.")
+    return [number]
+
+
+def _number(attempt: str) -> int:
+    if not attempt.isdecimal() or int(attempt) < 1:
+        what = f"{attempt!r} is no attempt"
+        raise InputError("--attempt", what, f"Give a number from 1, or {ALL}.")
+    return int(attempt)
+
+
+def _with_lines(folder: RunFolder, numbers: Sequence[int]) -> str:
+    """Those of the attempts in which some rank wrote something."""
+    written = [
+        number
+        for number in numbers
+        if any(log.path.stat().st_size for log in find(folder, number, None))
+    ]
+    return runs_text(written)
 
 
 def _follow(
-    folder: RunFolder, attempt: int | None, ranks: Collection[int] | None, tell: Tell
+    folder: RunFolder, attempt: str | None, ranks: Collection[int] | None, tell: Tell
 ) -> None:
-    followers = Followers(folder, attempt, ranks)
+    if attempt == ALL:
+        raise InputError("--follow", "follows one attempt", "Leave --attempt out for the newest.")
+    followers = Followers(folder, None if attempt is None else _number(attempt), ranks)
     while True:
         going_on = folder.is_running()
-        _write(((log.machine, line) for log, line in followers.new_lines()), tell)
+        _write(followers.new_lines(), tell)
         if not going_on:
             return
         time.sleep(FOLLOW_EVERY_S)
 
 
-def _write(lines: Iterable[tuple[str, Line]], tell: Tell) -> None:
-    for machine, line in lines:
+def _write(lines: Iterable[tuple[RankLog, Line]], tell: Tell) -> None:
+    for log, line in lines:
         # Of a progress bar, which begins its line anew and anew, only the last state.
         text = line.text.rpartition(b"\r")[2].decode(errors="replace")
-        sys.stdout.write(tell(machine, line.rank, line.at_s, text))
+        sys.stdout.write(tell(log, line.at_s, text))
     sys.stdout.flush()
 
 
-def _text(machine: str, rank: int, at_s: float | None, text: str) -> str:
-    return f"{_clock(at_s)} rank {rank} {machine} | {text}\n"
+def _text(log: RankLog, at_s: float | None, text: str) -> str:
+    return f"{_clock(at_s)} rank {log.rank} {log.machine} | {text}\n"
 
 
-def _as_json(machine: str, rank: int, at_s: float | None, text: str) -> str:
-    line = {"at_s": at_s or None, "rank": rank, "machine": machine, "text": text}
+def _as_json(log: RankLog, at_s: float | None, text: str) -> str:
+    line = {
+        "at_s": at_s or None,
+        "attempt": log.attempt,
+        "rank": log.rank,
+        "machine": log.machine,
+        "text": text,
+    }
     return json.dumps(line) + "\n"
 
 
@@ -152,8 +199,7 @@ def _show_errors(logs: Sequence[RankLog], as_json: bool) -> None:
         )
     tell = _as_json if as_json else _text
     for match in lines:
-        log = logs[match.source]
-        sys.stdout.write(tell(log.machine, log.rank, match.clock_s, match.text))
+        sys.stdout.write(tell(logs[match.source], match.clock_s, match.text))
 
 
 def _read(log: RankLog, source: int) -> Evidence:

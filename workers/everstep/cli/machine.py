@@ -9,10 +9,11 @@ from typing import Annotated
 
 import typer
 
+from everstep.cli.asking import connect
 from everstep.cli.console import out
 from everstep.cli.find import RunArgument, find_run, require_running, use_server_of
 from everstep.core.errors import InputError, TransientError
-from everstep.workers import handles, runtime
+from everstep.workers import handles
 from everstep.workflows.job import RunJob
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
@@ -38,7 +39,10 @@ def add_command(run: RunArgument = None) -> None:
             request.unlink(missing_ok=True)
             raise TransientError(f"the run in {folder.path} does not take requests; try again")
         time.sleep(0.05)
-    out.print(f"A machine was added to {folder.path}; it is ready within seconds.")
+    out.print(
+        f"A machine was added to {folder.path}. It starts its agent, loads torch and is tested:"
+        " see everstep status for when it is ready."
+    )
 
 
 @app.command("admit")
@@ -52,7 +56,7 @@ def admit_command(
     job = folder.job()
 
     async def admit() -> None:
-        client = await runtime.connect(PATIENCE_S)
+        client = await connect(PATIENCE_S)
         handle = handles.of_job(client, job)
         status = await handle.query(RunJob.status)
         known = [history.machine for history in status.machines]

@@ -26,6 +26,7 @@ from everstep.spec.job import JobSpec
 from everstep.spec.load import load_spec
 from everstep.workers.local import faults, ports, preflight, server
 from everstep.workers.local.cluster import LocalRun, RunOptions, machine_names
+from everstep.workers.local.connecting import NoServerError
 from everstep.workers.local.folder import RunFolder, claim
 from everstep.workers.steps import load_steps
 from everstep.workers.telemetry import Snapshot
@@ -147,11 +148,11 @@ async def _until_done(local: LocalRun, folder: RunFolder, interrupted: Interrupt
         folder.write_state(phase="was stopped", ended_at_s=time.time())
         complain("stopped; no process is left")
         return STOPPED
-    except InputError as error:
+    except (InputError, NoServerError) as error:
         # As if it had not been tried.
         folder.discard()
         complain(str(error))
-        return 2
+        return 2 if isinstance(error, InputError) else 1
     except (EverstepError, OSError, RPCError) as error:
         with contextlib.suppress(OSError):
             folder.write_state(phase="failed", ended_at_s=time.time())
@@ -227,6 +228,8 @@ class Voice:
         self._start_s = time.monotonic()
         self._told_step_s = 0.0
         self._attempt = 0
+        self._started = False
+        self._first_step = ""
         self._told: dict[int, list[TimelineEntry]] = {}
 
     def say(self, text: str) -> None:
@@ -234,14 +237,35 @@ class Voice:
         err.print(f"[dim]{time.monotonic() - self._start_s:7.1f} s[/] ", end="")
         err.print(text, markup=False)
 
+    def started(self) -> None:
+        """Said once, and of later starts by their incidents."""
+        if not self._started:
+            self.say("all ranks are started; the first step takes longest")
+        self._started = True
+
     def progress(self, snapshot: Snapshot) -> None:
         """A line now and then, and for the first step of each attempt."""
         if snapshot.slowest is None:
             return
+        # Steps are heard of at once, the job's phase when it is asked next.
+        self.started()
         now_s = time.monotonic()
-        if snapshot.attempt != self._attempt or now_s - self._told_step_s > TELL_STEP_EVERY_S:
-            self._attempt, self._told_step_s = snapshot.attempt, now_s
-            self.say(f"step {snapshot.slowest} finished by all ranks (attempt {snapshot.attempt})")
+        is_first = snapshot.attempt != self._attempt
+        if not is_first and now_s - self._told_step_s <= TELL_STEP_EVERY_S:
+            return
+        self._tell_first_step()
+        self._attempt, self._told_step_s = snapshot.attempt, now_s
+        text = f"step {snapshot.slowest} finished by all ranks (attempt {snapshot.attempt})"
+        if is_first and snapshot.attempt > 1:
+            # That it was started again is told by its incident, which is asked less often.
+            self._first_step = text
+        else:
+            self.say(text)
+
+    def _tell_first_step(self) -> None:
+        if self._first_step:
+            self.say(self._first_step)
+        self._first_step = ""
 
     def incident(self, record: IncidentRecord) -> None:
         """The lines of the story that were not told yet."""
@@ -251,3 +275,4 @@ class Voice:
                 told.append(entry)
                 since_s = entry.at_s - record.fault_at_s
                 self.say(f"  incident {record.incident} {since_s:+.2f} s: {entry.text}")
+        self._tell_first_step()

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.progress import Progress
 
+from everstep.cli import html_page
 from everstep.cli.console import err, out
 from everstep.cli.report_html import page
 from everstep.cli.simulate_view import Policies, as_json, sections, show
@@ -80,6 +81,8 @@ def simulate_command(
 ) -> None:
     """Simulate a job of any size for months, with the ladder that decides in production."""
     _in_range(days, seeds)
+    if html is not None:
+        html_page.check(html)
     job, faults = read_spec(spec), load_stream(stream)
     times = load_durations(durations)
     check_times(faults, times, stream)
@@ -95,7 +98,8 @@ def simulate_command(
     took_s = time.monotonic() - began_s
     policies = Policies(job.name, days, found)
     if html is not None:
-        _write(html, first, policies)
+        html_page.write(html, page(page_report(first), first.records, sections(policies)))
+        out.print(f"written to {html}")
     if json_wanted:
         typer.echo(json.dumps(as_json(policies), indent=2))
     elif html is None:
@@ -194,11 +198,3 @@ def _run_workflows(
         gc.set_threshold(OBJECTS_BETWEEN_COLLECTIONS)
         run = asyncio.run(simulate_with_workflows(given_setting, faults, given))
     return run, {choice.name: [figures(run)]}
-
-
-def _write(path: Path, first: Run, policies: Policies) -> None:
-    try:
-        path.write_text(page(page_report(first), first.records, sections(policies)))
-    except OSError as error:
-        raise InputError(f"--html {path}", str(error), "Name a file to write.") from error
-    out.print(f"written to {path}")

@@ -14,6 +14,7 @@ import typer
 
 from everstep.activities.evidence import EvidenceStore
 from everstep.activities.trace import MANIFEST
+from everstep.cli.asking import connect
 from everstep.cli.console import complain, out
 from everstep.cli.find import RunArgument, find_run, use_server_of
 from everstep.cli.stack_view import show_groups
@@ -24,7 +25,7 @@ from everstep.core.stacks import summary
 from everstep.core.stacks.dump import Snapshot
 from everstep.core.stacks.pyspy import Reader
 from everstep.spec.load import read_spec
-from everstep.workers import handles, runtime
+from everstep.workers import handles
 from everstep.workers.local.folder import RunFolder
 from everstep.workflows.job import RunJob
 from everstep.workflows.tracing import Collected, CollectInput, CollectStacks
@@ -85,7 +86,7 @@ def stacks_command(
 
 async def _collect(folder: RunFolder, order: TraceOrder) -> Collected:
     use_server_of(folder)
-    client = await runtime.connect(ANSWER_PATIENCE_S)
+    client = await connect(ANSWER_PATIENCE_S)
     job = folder.job()
     handle = handles.of_job(client, job)
     status = await handle.query(RunJob.status, rpc_timeout=timedelta(seconds=ANSWER_PATIENCE_S))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import timedelta
 from typing import Any
@@ -9,11 +10,13 @@ from typing import Any
 from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
 
+from everstep.cli.asking import connect
 from everstep.cli.find import use_server_of
-from everstep.core.errors import TransientError
+from everstep.core import updates
+from everstep.core.errors import InputError, TransientError
 from everstep.core.record import IncidentRecord
 from everstep.core.vocabulary import Outcome
-from everstep.workers import handles, runtime
+from everstep.workers import handles
 from everstep.workers.local.folder import RunFolder
 from everstep.workers.steps import load_steps
 from everstep.workflows.incident import ResolveIncident
@@ -30,12 +33,28 @@ async def describe(folder: RunFolder, client: Client | None = None) -> dict[str,
     Args:
         folder: The run.
         client: Connected to its server, if there is one already.
+
+    Raises:
+        RPCError: Its server says so.
     """
-    state = folder.read_state()
-    steps = load_steps(folder.steps)
+    found = kept(folder)
+    if not folder.is_running() or "temporal" not in folder.read_state():
+        return found
+    try:
+        return found | await ask(folder, client)
+    except (InputError, TransientError) as error:
+        # It starts, stops, or starts its server again.
+        return kept(folder) | ({"missing": str(error)} if folder.is_running() else {})
+
+
+def kept(folder: RunFolder) -> dict[str, Any]:
+    """The same as far as the run's folder tells it: all of it once the run has ended."""
+    # In this order: a run that ends in between has ended, and was not cut off.
     running = folder.is_running()
+    state = folder.read_state()
     phase = str(state.get("phase", "unknown"))
-    found: dict[str, Any] = {
+    steps = load_steps(folder.steps)
+    return {
         "job": folder.job(),
         "phase": phase if phase != "running" else "starting" if running else "cut off",
         "missing": "",
@@ -52,14 +71,17 @@ async def describe(folder: RunFolder, client: Client | None = None) -> dict[str,
         "incident": None,
         "noted": state.get("noted", []),
         "notes": state.get("notes", []),
+        "updates": state.get("updates", []),
     }
-    if running and "temporal" in state:
-        try:
-            found.update(await ask(folder, client))
-        except TransientError as error:
-            # It starts, stops, or starts its server again.
-            found["missing"] = str(error)
-    return found
+
+
+def notes(found: Mapping[str, Any]) -> list[tuple[float, str]]:
+    """What was noted, with times; of an update that was accepted also what has become of it."""
+    outcomes = {f"{one.get('text')}: accepted": one["outcome"] for one in found["updates"]}
+    return [
+        (at_s, f"{text}, {outcomes[text]}" if text in outcomes else text)
+        for at_s, text in found["notes"]
+    ]
 
 
 def _incident(record: IncidentRecord) -> dict[str, Any]:
@@ -87,7 +109,7 @@ async def ask(folder: RunFolder, client: Client | None = None) -> dict[str, Any]
     """
     if client is None:
         use_server_of(folder)
-        client = await runtime.connect(ANSWER_PATIENCE_S)
+        client = await connect(ANSWER_PATIENCE_S)
     job, patience = folder.job(), timedelta(seconds=ANSWER_PATIENCE_S)
     handle = handles.of_job(client, job)
     try:
@@ -117,6 +139,7 @@ async def ask(folder: RunFolder, client: Client | None = None) -> dict[str, Any]
             for alert in status.noted
         ],
         "notes": [[note.at_s, note.text] for note in status.notes],
+        "updates": updates.told(status.updates, status.codes),
     }
     if status.assignment is not None:
         found["attempt"] = status.assignment.attempt

@@ -10,10 +10,9 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from everstep.cli import watching
+from everstep.cli import standing, watching
 from everstep.cli.console import out
 from everstep.cli.find import RunArgument, find_run
-from everstep.cli.standing import describe
 from everstep.core.errors import InputError
 from everstep.workers.local.folder import RunFolder
 from everstep.workflows import story
@@ -36,7 +35,7 @@ def status_command(
         raise InputError("--watch", "it is for people", "Leave it out, or --json.")
     if watch:
         raise typer.Exit(asyncio.run(watching.watch(folder)))
-    found = asyncio.run(describe(folder))
+    found = asyncio.run(standing.describe(folder))
     if as_json:
         out.print_json(json.dumps(found))
         return
@@ -50,7 +49,7 @@ def print_status(folder: RunFolder, found: dict[str, Any]) -> None:
     if found["missing"]:
         out.print(f"waits for: {escape(found['missing'])}")
     if number := found["active_incident"]:
-        out.print(f"what led to it: everstep incident show {number} --run {where}")
+        out.print(f"what led to it: everstep incident show {number} {where}")
     step = "none yet" if found["step"] is None else str(found["step"])
     out.print(f"step finished by all ranks: {step}; attempt {found['attempt']}")
     if found["ui"]:
@@ -59,7 +58,7 @@ def print_status(folder: RunFolder, found: dict[str, Any]) -> None:
     out.print(f"incidents: {found['incidents']} (everstep incidents {where})")
     for alert in found["noted"]:
         out.print(f"noted at {story.clock(alert['at_s'])}: {escape(alert['detail'])}")
-    for at_s, text in found["notes"][-NOTES_SHOWN:]:
+    for at_s, text in standing.notes(found)[-NOTES_SHOWN:]:
         out.print(f"{story.clock(at_s)} {escape(text)}")
 
 

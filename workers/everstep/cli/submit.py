@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
+from everstep.cli.asking import connect
 from everstep.cli.console import err, out
 from everstep.cli.install import print_objects
 from everstep.core.errors import InputError, TransientError
-from everstep.workers import runtime
 from everstep.workers.cluster.install import (
     BASE_NAMESPACE,
     Installation,
@@ -25,7 +25,8 @@ from everstep.workers.cluster.reaching import cluster
 from everstep.workers.cluster.submit import Target, submission
 from everstep.workers.local import server
 
-PATIENCE_S = 10.0
+PATIENCE_S = 5.0
+"""One that is there already answers at once."""
 
 
 def submit_command(
@@ -69,11 +70,10 @@ def submit_command(
 
 async def _submit(given: Submission, from_scratch: bool) -> None:
     try:
-        client = await runtime.connect(PATIENCE_S)
+        client = await connect(PATIENCE_S)
     except TransientError as error:
-        raise InputError(
-            "TEMPORAL_ADDRESS", str(error), "Name the server that the cluster's controllers use."
-        ) from error
+        fix = "Name the server that the cluster's controllers use: TEMPORAL_ADDRESS."
+        raise TransientError(f"{error}. {fix}") from error
     await server.register_search_attributes(client)
     async with cluster() as connection:
         await launch(connection, client, given, from_scratch, out.print)

@@ -13,6 +13,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from everstep.cli.standing import notes
 from everstep.core.groups import Layout
 from everstep.core.stacks import picture as grid
 from everstep.core.vocabulary import Phase
@@ -75,7 +76,7 @@ def picture(seen: Seen) -> RenderableType:
     if seen.layout is not None and seen.standing["slots"]:
         parts += _grid(seen, seen.layout)
     parts.append(_machines(seen))
-    for at_s, text in seen.standing["notes"][-3:]:
+    for at_s, text in notes(seen.standing)[-3:]:
         parts.append(Text(f"{story.clock(at_s)} {text}", style="dim"))
     return Group(*parts)
 

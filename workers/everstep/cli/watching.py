@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import signal
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Coroutine, Mapping
 from typing import Any
 
 from rich.live import Live
@@ -14,16 +14,17 @@ from temporalio.client import Client
 from temporalio.service import RPCError
 
 from everstep.cli import watch_view
+from everstep.cli.asking import connect
 from everstep.cli.console import out
 from everstep.cli.find import use_server_of
 from everstep.cli.main import STOPPED
-from everstep.cli.standing import ANSWER_PATIENCE_S, describe
+from everstep.cli.standing import ANSWER_PATIENCE_S, describe, kept
 from everstep.cli.watch_view import Seen
 from everstep.core.errors import EverstepError
 from everstep.core.groups import Layout
 from everstep.core.vocabulary import Spent
 from everstep.spec.load import load_spec
-from everstep.workers import runtime, telemetry
+from everstep.workers import telemetry
 from everstep.workers.account import Account
 from everstep.workers.local.folder import RunFolder
 from everstep.workers.steps import StepReader
@@ -50,7 +51,7 @@ class Watcher:
         self._account = Account(self._steps.read())
         self._layout: Layout | None = None
         self._client: Client | None = None
-        self._standing: dict[str, Any] = {}
+        self._standing = kept(folder)
         self._ranks: Snapshot | None = None
 
     async def ask(self) -> None:
@@ -59,13 +60,17 @@ class Watcher:
         if self._client is None and "temporal" in self._folder.read_state():
             with contextlib.suppress(EverstepError):
                 use_server_of(self._folder)
-                self._client = await runtime.connect(ANSWER_PATIENCE_S)
+                self._client = await connect(ANSWER_PATIENCE_S)
         # Away for a moment, or just ended: what was known before is shown until then.
         with contextlib.suppress(RPCError):
             self._standing = await describe(self._folder, self._client)
         if (from_s := self._standing.get("started_at_s")) is not None:
             active = self._standing["active_incident"] is not None
             self._account.told(float(from_s), (), active)
+
+    def has_ended(self) -> None:
+        """The run has: what it left behind says how, and nobody is asked any more."""
+        self._standing = kept(self._folder)
 
     async def follow_ranks(self) -> None:
         """Hear what the ranks say, for ever."""
@@ -125,7 +130,7 @@ async def watch(folder: RunFolder) -> int:
         # Else the command would end on the spot, and leave the terminal as it is now.
         loop.add_signal_handler(number, stop.set)
     watcher = Watcher(folder)
-    await watcher.ask()
+    await _unless_over(watcher.ask(), folder, stop)
     ranks = asyncio.create_task(watcher.follow_ranks())
     try:
         drawn = out.is_terminal and not out.is_dumb_terminal
@@ -133,26 +138,28 @@ async def watch(folder: RunFolder) -> int:
     finally:
         ranks.cancel()
         await asyncio.gather(ranks, return_exceptions=True)
+    if not stop.is_set():
+        out.print(watch_view.line(watcher.seen()), markup=False)
     return STOPPED if stop.is_set() else 0
 
 
 async def _draw(folder: RunFolder, watcher: Watcher, stop: asyncio.Event) -> None:
-    picture = watch_view.picture(watcher.seen())
-    with Live(picture, console=out, auto_refresh=False, screen=True) as live:
+    with Live(
+        watch_view.picture(watcher.seen()), console=out, auto_refresh=False, screen=True
+    ) as live:
         async for _ in _moments(folder, watcher, stop):
-            picture = watch_view.picture(watcher.seen())
-            live.update(picture, refresh=True)
+            live.update(watch_view.picture(watcher.seen()), refresh=True)
     # What was seen last stays on the terminal.
-    out.print(picture)
+    out.print(watch_view.picture(watcher.seen()))
 
 
 async def _tell(folder: RunFolder, watcher: Watcher, stop: asyncio.Event) -> None:
     told: tuple[object, ...] = ()
     told_s = 0.0
-    async for running in _moments(folder, watcher, stop):
+    async for _ in _moments(folder, watcher, stop):
         seen = watcher.seen()
         news = watch_view.news(seen)
-        if news != told or not running or time.monotonic() - told_s >= LINE_EVERY_S:
+        if news != told or time.monotonic() - told_s >= LINE_EVERY_S:
             told, told_s = news, time.monotonic()
             out.print(watch_view.line(seen), markup=False)
             # A pipe would keep it back.
@@ -161,19 +168,33 @@ async def _tell(folder: RunFolder, watcher: Watcher, stop: asyncio.Event) -> Non
 
 async def _moments(
     folder: RunFolder, watcher: Watcher, stop: asyncio.Event
-) -> AsyncGenerator[bool]:
-    """Whether the run is under way, again and again until it is not, or a person stops it."""
+) -> AsyncGenerator[None]:
+    """Come back now and then, until the run has ended or a person stops it."""
     asked_s = time.monotonic()
-    while not stop.is_set():
-        running = folder.is_running()
-        if not running or time.monotonic() - asked_s >= ASK_EVERY_S:
-            await watcher.ask()
+    while not stop.is_set() and folder.is_running():
+        if time.monotonic() - asked_s >= ASK_EVERY_S:
+            await _unless_over(watcher.ask(), folder, stop)
             asked_s = time.monotonic()
-        yield running
-        if not running:
-            return
+        yield
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stop.wait(), DRAW_EVERY_S)
+    if not stop.is_set():
+        watcher.has_ended()
+
+
+async def _unless_over(
+    asking: Coroutine[Any, Any, None], folder: RunFolder, stop: asyncio.Event
+) -> None:
+    """Ask, but not on while there is nobody to answer: a run takes its server with it."""
+    task = asyncio.create_task(asking)
+    while not stop.is_set() and folder.is_running():
+        if (await asyncio.wait([task], timeout=DRAW_EVERY_S))[0]:
+            break
+    if task.done():
+        task.result()
+    else:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 def _layout(folder: RunFolder) -> Layout | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from everstep.core.vocabulary import Symptom, Verdict
 
@@ -58,12 +59,21 @@ def faulty(
     return Inspection(item, subject, Verdict.FAULTY, detail, symptom, confident, tuple(evidence))
 
 
-def exit_code(inspections: Iterable[Inspection]) -> int:
+class Judged(Protocol):
+    """Whatever has a verdict."""
+
+    @property
+    def verdict(self) -> Verdict:
+        """It."""
+        ...
+
+
+def exit_code(found: Iterable[Judged]) -> int:
     """0 all healthy, 1 something faulty, 3 nothing faulty but something could not be told.
 
     Having looked at nothing at all is "could not be told".
     """
-    verdicts = {inspection.verdict for inspection in inspections}
+    verdicts = {one.verdict for one in found}
     if Verdict.FAULTY in verdicts:
         return EXIT_FAULTY
     return EXIT_HEALTHY if verdicts == {Verdict.HEALTHY} else EXIT_COULD_NOT_TELL

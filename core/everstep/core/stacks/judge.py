@@ -29,7 +29,7 @@ from everstep.core.stacks.evidence import Look, look
 from everstep.core.stacks.moving import goes_on, moved_ranks, ranks_that_completed
 from everstep.core.stacks.roles import Places
 from everstep.core.stacks.verdict import DOUBT, Judgement, NextStep, StackVerdict
-from everstep.core.stacks.words import ranks_text
+from everstep.core.stacks.words import ranks_text, runs_text
 
 SCATTERED_RATIO = 0.02
 """Silent ranks on more of the machines than this, with no group in common, are the tracer's
@@ -49,13 +49,15 @@ class _Suspicion:
     can_move: bool = True
 
 
-def judge(layout: Layout, snapshots: Sequence[Snapshot]) -> Judgement:
+def judge(layout: Layout, snapshots: Sequence[Snapshot], known_hung: bool = True) -> Judgement:
     """Who holds the job up.
 
     Args:
         layout: The job.
         snapshots: At least one, in order of time. Two that are some seconds apart tell who moves
-            from who is stuck; with one, everybody counts as stuck.
+            from who is stuck.
+        known_hung: Whether something else says that the job stands still, so that with one
+            snapshot everybody counts as stuck; else it takes two to evict who could also move.
     """
     known = Places()
     looks = [look(layout, snapshot, known) for snapshot in snapshots]
@@ -85,6 +87,9 @@ def judge(layout: Layout, snapshots: Sequence[Snapshot]) -> Judgement:
             f"{ranks_text(stuck)} stand out, but share no group that is less than half of the job"
         )
         return _unobservable(looks[-1], doubts, stuck, last.reasons)
+    if len(looks) == 1 and last.can_move and not known_hung:
+        reasons = (*last.reasons, *_as_doubts([_one_look(domain), *doubts]))
+        return Judgement(StackVerdict.UNOBSERVABLE, stuck, None, reasons, NextStep.LOOK_AGAIN)
     reasons = (*last.reasons, _reach(domain), *_as_doubts(doubts))
     by_group = not last.each_on_evidence
     return Judgement(StackVerdict.EVICT, stuck, domain, reasons, by_group=by_group)
@@ -244,6 +249,14 @@ def _reach(domain: Domain) -> str:
     if domain.num_parts > 1:
         return f"they share no group that is small: {machines}, in {domain.num_parts} replicas"
     return f"the smallest group around them is of kind {domain.kind}: {machines}"
+
+
+def _one_look(domain: Domain) -> str:
+    slots = "slot" if len(domain.machines) == 1 else "slots"
+    return (
+        "one look cannot tell a rank that moves from one that stands; if these stand where they do"
+        f" some seconds later, too, evict {slots} {runs_text(domain.machines)}"
+    )
 
 
 def _moving(reason: str, suspects: tuple[int, ...] = (), more: Sequence[str] = ()) -> Judgement:

@@ -13,6 +13,7 @@ import yaml
 from temporalio.client import Client
 from temporalio.service import RPCError
 
+from everstep.agent import witness
 from everstep.core.memory import CodeVersion
 from everstep.spec.job import JobSpec
 from everstep.workers.local import faults, ports
@@ -160,6 +161,10 @@ class LocalRun:
     async def _stop(self) -> None:
         await self._end_job_elsewhere()
         await self._processes.stop()
+        # Those of machines that were killed; agents remove their own.
+        for pipe in self._folder.machines.glob(f"*/*/*{witness.PIPE}"):
+            with contextlib.suppress(OSError):
+                pipe.unlink()
 
     async def _end_job_elsewhere(self) -> None:
         """End a job whose machines go, where the server stays: else nobody could start it again."""

@@ -20,6 +20,8 @@ from everstep.workers.local.folder import RunFolder
 LEFT_OUT = (".git", ".venv", "__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache", "runs")
 """Never part of a version: histories, environments, caches, and runs."""
 
+_GIT = "code.git"
+
 CODE_ERROR = "code_error.json"
 """What makes a version fail, in a run that asked for it (`examples/gpt/injected.py`)."""
 
@@ -88,7 +90,7 @@ def take_update(folder: RunFolder, code: str) -> Path:
         return _take_source(source, store)[1]
     known = folder.read_state().get("code_source", {})
     if known.get("git"):
-        return _take_source(CodeSource(git=known["git"], ref=code), store)[1]
+        return _take_ref(known["git"], code, store)
     where = _repository(known.get("directory"))
     if where is None:
         raise InputError(
@@ -97,7 +99,20 @@ def take_update(folder: RunFolder, code: str) -> Path:
             "Give the folder of the new code.",
         )
     root, inside = where
-    return _take_source(CodeSource(git=root, ref=code), store, inside)[1]
+    return _take_ref(root, code, store, inside)
+
+
+def _take_ref(url: str, ref: str, store: Path, inside: str = "") -> Path:
+    try:
+        return _take_source(CodeSource(git=url, ref=ref), store, inside)[1]
+    except InputError as error:
+        if error.where != _GIT:
+            raise
+        raise InputError(
+            f"--code {ref}",
+            f"there is no folder of that name here, and git has no ref of that name: {error.what}",
+            "Give the folder of the new code, or a branch or tag of its repository.",
+        ) from error
 
 
 def _repository(directory: str | None) -> tuple[str, str] | None:
@@ -163,7 +178,7 @@ def _copy(source: Path, target: Path, store: Path) -> None:
 def _fetch(url: str, ref: str, target: Path) -> None:
     git = shutil.which("git")
     if git is None:
-        raise InputError("code.git", "there is no git program", "Install git.")
+        raise InputError(_GIT, "there is no git program", "Install git.")
     commands = (
         ["init", "--quiet", str(target)],
         ["-C", str(target), "fetch", "--quiet", "--depth", "1", "--", url, ref],
@@ -184,7 +199,7 @@ def _fetch(url: str, ref: str, target: Path) -> None:
         except subprocess.SubprocessError as error:
             said = getattr(error, "stderr", None) or str(error)
             raise InputError(
-                "code.git", f"{url} at {ref}: {str(said).strip()[:300]}", "Check URL and ref."
+                _GIT, f"{url} at {ref}: {str(said).strip()[:300]}", "Check URL and ref."
             ) from error
     shutil.rmtree(target / ".git")
 

@@ -25,6 +25,26 @@ NAMED_SERVER_PATIENCE_S = 5.0
 """A server that is there already answers at once; one that we start takes a second or two."""
 
 
+class NoServerError(TransientError):
+    """The server that the environment names does not answer; nothing of the run has begun.
+
+    Args:
+        named: What names it.
+        said: Why it does not.
+    """
+
+    def __init__(self, named: str, said: str) -> None:
+        super().__init__(named, said)
+        self.named = named
+        self.said = said
+
+    def __str__(self) -> str:
+        return (
+            f"TEMPORAL_ADDRESS or TEMPORAL_PROFILE ({self.named}): {self.said}. Start it, correct"
+            " the variable, or unset it for a server of the run's own."
+        )
+
+
 class ServerOfRun:
     """Connects a run to its server.
 
@@ -57,7 +77,8 @@ class ServerOfRun:
         """A client of the server that the environment names, else of one that is started.
 
         Raises:
-            InputError: The one that is named does not answer, or a wanted port is taken.
+            NoServerError: The one that is named does not answer.
+            InputError: A wanted port is taken.
             PermanentError: The one that is started ends.
             TransientError: It does not answer.
         """
@@ -70,11 +91,7 @@ class ServerOfRun:
         try:
             client = await runtime.connect(NAMED_SERVER_PATIENCE_S)
         except TransientError as error:
-            raise InputError(
-                f"TEMPORAL_ADDRESS or TEMPORAL_PROFILE ({named})",
-                str(error),
-                "Start it, correct the variable, or unset it for a server of the run's own.",
-            ) from error
+            raise NoServerError(named, str(error)) from error
         if registered := await server.register_search_attributes(client):
             self._narrator.say(f"registered search attributes there: {', '.join(registered)}")
         where = {

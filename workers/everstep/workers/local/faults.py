@@ -75,9 +75,10 @@ OPTIONS = {
 }
 
 _FORM = re.compile(
-    r"(?P<kind>[a-z_]+)@(?P<step>\d+)(?:\+(?P<delay>\d+(?:\.\d+)?))?(?::(?P<target>[\w.-]+))?"
-    r"(?:,(?P<options>[\w.=,]+))?"
+    r"(?P<kind>[^@]*)@(?P<step>[^+:,]*)(?:\+(?P<delay>[^:,]*))?(?::(?P<target>[^,]*))?"
+    r"(?:,(?P<options>.*))?"
 )
+_NUMBER = re.compile(r"\d+(?:\.\d+)?", re.ASCII)
 HANGS = ("python", "native", "loader", "stop", "skip")
 """In what a rank may be stuck."""
 
@@ -96,18 +97,18 @@ _ONLY_OF = {
     "how": FaultKind.HANG,
 }
 
-_IN_RANGE: dict[str, Callable[[float], bool]] = {
-    "p": lambda value: 0 < value <= 1,
-    "bit": lambda value: value in range(32),
-    "by": lambda value: value >= 0,
-    "times": lambda value: value >= 1,
+_IN_RANGE: dict[str, tuple[Callable[[float], bool], str]] = {
+    "p": (lambda value: 0 < value <= 1, "above 0 and at most 1"),
+    "bit": (lambda value: value in range(32), "from 0 to 31"),
+    "by": (lambda value: value >= 0, "0 seconds or more"),
+    "times": (lambda value: value >= 1, "1 or more"),
 }
 
 _FIX = (
     "Write KIND@STEP[+SECONDS]:TARGET[,OPTION], for example rank_killed@20:5, machine_lost@30:m1, "
-    "machine_lost@30+0.5:m2, controller_killed@30+0.1, sdc@20:m1,p=0.5 or link_bad@20:m0-m1; "
-    f"kinds: {', '.join(kind.value for kind in FaultKind)}; options: {', '.join(OPTIONS)}."
+    "machine_lost@30+0.5:m2, controller_killed@30+0.1, sdc@20:m1,p=0.5 or link_bad@20:m0-m1."
 )
+_KINDS = f"Kinds are: {', '.join(kind.value for kind in FaultKind)}."
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,8 +185,16 @@ def parse(text: str, world_size: int, machines: Sequence[str]) -> Fault:
         InputError: It has another form, or names something that the job does not have.
     """
     found = _FORM.fullmatch(text)
-    if found is None or found["kind"] not in list(FaultKind):
-        raise InputError(f"--fault {text}", "is not understood", _FIX)
+    if found is None:
+        raise InputError(f"--fault {text}", "says no step", _FIX)
+    if found["kind"] not in list(FaultKind):
+        raise InputError(f"--fault {text}", f"there is no kind {found['kind']!r}", _KINDS)
+    if not (found["step"].isascii() and found["step"].isdigit()):
+        what = f"step {found['step']!r} is no whole number from 0"
+        raise InputError(f"--fault {text}", what, _FIX)
+    if found["delay"] is not None and not _NUMBER.fullmatch(found["delay"]):
+        what = f"{found['delay']!r} is no number of seconds from 0"
+        raise InputError(f"--fault {text}", what, _FIX)
     kind, target = FaultKind(found["kind"]), found["target"] or ""
     untargeted = kind is FaultKind.CODE_ERROR or KILLED.get(kind) == ""
     if untargeted == bool(target):
@@ -195,7 +204,7 @@ def parse(text: str, world_size: int, machines: Sequence[str]) -> Fault:
         _check_rank(text, target, world_size)
     elif not untargeted:
         target = _machines(text, kind, target, machines)
-    options = tuple(found["options"].split(",")) if found["options"] else ()
+    options = () if found["options"] is None else tuple(found["options"].split(","))
     _check_options(text, kind, options)
     return Fault(kind, int(found["step"]), float(found["delay"] or 0), target, options)
 
@@ -227,14 +236,25 @@ def _check_options(text: str, kind: FaultKind, options: Sequence[str]) -> None:
     for option in options:
         found = _OPTION.fullmatch(option)
         if found is None:
-            raise InputError(f"--fault {text}", f"option {option} is not understood", _FIX)
+            fix = f"Options are: {', '.join(OPTIONS)}."
+            raise InputError(f"--fault {text}", f"option {option!r} is not understood", fix)
         name = found["flag"] or found["number"] or found["word"]
-        only = _ONLY_OF.get(name)
-        always = kind is FaultKind.LINK_BAD or kind not in BROKEN
-        if always or (only is not None and kind != only):
-            raise InputError(f"--fault {text}", f"{kind} has no option {name}", _FIX)
-        if not _IN_RANGE.get(name, bool)(float(found["value"] or 1)):
-            raise InputError(f"--fault {text}", f"option {option} is out of range", _FIX)
+        if name not in [one.partition("=")[0] for one in _options_of(kind)]:
+            fits = ", ".join(_options_of(kind)) or "none"
+            fix = f"Options of {kind} are: {fits}."
+            raise InputError(f"--fault {text}", f"{kind} has no option {name}", fix)
+        if name in _IN_RANGE:
+            is_in_range, told_range = _IN_RANGE[name]
+            if not is_in_range(float(found["value"])):
+                fix = f"Give a number {told_range}."
+                raise InputError(f"--fault {text}", f"option {option} is out of range", fix)
+
+
+def _options_of(kind: FaultKind) -> list[str]:
+    """The options that a kind of fault can have."""
+    if kind is FaultKind.LINK_BAD or kind not in BROKEN:
+        return []
+    return [name for name in OPTIONS if _ONLY_OF.get(name.partition("=")[0], kind) == kind]
 
 
 def break_machines(fault: Fault, machines_directory: Path) -> None:

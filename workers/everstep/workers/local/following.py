@@ -99,10 +99,7 @@ class Follower:
                 evicted=list(status.evicted),
                 job_started_at_s=status.started_at_s,
                 notes=[[note.at_s, note.text] for note in status.notes],
-                updates=[
-                    {**asdict(one), "outcome": updates.outcome(one, status.codes)}
-                    for one in status.updates
-                ],
+                updates=updates.told(status.updates, status.codes),
                 noted=[
                     {
                         "symptom": alert.symptom,
@@ -143,7 +140,6 @@ class Follower:
 
     async def _follow_story(self) -> None:
         """Tell of incidents as they go, and of agents that end before they could join."""
-        phase = ""
         told: set[str] = set()
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
@@ -154,10 +150,9 @@ class Follower:
                     if text not in told:
                         told.add(text)
                         self._narrator.say(text)
-                if status.phase != phase and status.phase == "training":
-                    self._narrator.say("all ranks are started; the first step takes longest")
+                if status.phase == "training":
+                    self._narrator.started()
                     self._injector.reached(0)
-                phase = status.phase
                 self._fail_without_agents(status)
                 if status.incidents:
                     incident = handles.of_incident(self._client, self._job, status.incidents)

@@ -61,13 +61,14 @@ class Memory:
 
     def look(self) -> list[Seen]:
         """What every machine holds now."""
-        seen: list[Seen] = []
-        for info in self._machines:
-            try:
-                seen.append(Seen(info, list_contents(info, self._secret, self._job)))
-            except EverstepError as error:
-                seen.append(Seen(info, None, str(error)))
-        return seen
+        return [self.look_at(info) for info in self._machines]
+
+    def look_at(self, info: MachineInfo) -> Seen:
+        """What one machine holds now."""
+        try:
+            return Seen(info, list_contents(info, self._secret, self._job))
+        except EverstepError as error:
+            return Seen(info, None, str(error))
 
     def fetch(self, info: MachineInfo, rank: int, step: int) -> Snapshot:
         """Bring one shard here; whether it is whole is for the caller to see.

@@ -15,6 +15,10 @@ class Narrator(Protocol):
         """Something happened."""
         ...
 
+    def started(self) -> None:
+        """All ranks are started for the first time; may be told again."""
+        ...
+
     def progress(self, snapshot: Snapshot) -> None:
         """The ranks are further."""
         ...

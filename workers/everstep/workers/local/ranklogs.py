@@ -27,6 +27,11 @@ class RankLog:
     machine: str
     path: Path
 
+    @property
+    def attempt(self) -> int:
+        """Which start of the ranks, by its folder's name."""
+        return int(self.path.parent.name.rpartition("-")[2])
+
     def chunks(self) -> Iterator[bytes]:
         """Its bytes; few are held in memory."""
         with self.path.open("rb") as file:
