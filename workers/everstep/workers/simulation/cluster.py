@@ -124,6 +124,7 @@ class SimulatedCluster(
         self._fate = fate
         self.records: dict[int, IncidentRecord] = {}
         self.missed: set[int] = set()
+        self.kills = 0
         self._leaves_after = 0
         self._left_at_s = 0.0
         self._disturbed: list[int] = []
@@ -210,11 +211,15 @@ class SimulatedCluster(
             self._disturbed.remove(len(self.world.struck))
             # In the middle of what the answer leads to.
             after_s = MOST_DELAY_S * (len(self._disturbed) % 10) / 10
-            asyncio.get_running_loop().call_later(after_s, lambda: self._signals.kill())
+            asyncio.get_running_loop().call_later(after_s, self._kill)
         reports, ready_s = self._machines.answer(batch, self._ordered_s())
         if batch.start:
             await self._begin(batch.start[0], ready_s)
         return reports, ready_s
+
+    def _kill(self) -> None:
+        self.kills += 1
+        self._signals.kill()
 
     async def _begin(self, order: StartOrder, at_s: float) -> None:
         """When the last machine has been ordered, it is known how the attempt will fail."""

@@ -47,7 +47,6 @@ class Controllers:
         self._process: subprocess.Popen[bytes] | None = None
         self._emptying = deque[asyncio.Task[None]]()
         self._started = 0
-        self.killed = 0
 
     def start(self) -> None:
         """Start one."""
@@ -73,7 +72,6 @@ class Controllers:
         assert self._wire is not None  # noqa: S101 - as said
         self._process.kill()
         self._process.wait()
-        self.killed += 1
         if (queue := self._wire.queue_of(self._identity)) is not None:
             self._emptying.append(asyncio.create_task(self._empty(queue)))
         if len(self._emptying) > QUEUES_EMPTIED:

@@ -58,6 +58,21 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
+class SoFar:
+    """How far a run has come.
+
+    Attributes:
+        ratio: How much of its days is over, 0 to 1.
+        incidents: How many have been opened.
+        kills: How many controllers have been killed.
+    """
+
+    ratio: float
+    incidents: int
+    kills: int
+
+
+@dataclass(frozen=True, slots=True)
 class Given:
     """What a run through the workflows is given beside its setting.
 
@@ -66,14 +81,14 @@ class Given:
         machines_per_batch: How many machines one workflow orders by itself.
         incidents_per_part: After so many closed ones the job goes on with a fresh server.
         kills: How often its controller is killed.
-        progress: Is told how much of it is done, 0 to 1.
+        progress: Is told how far it has come.
     """
 
     spec: JobSpec
     machines_per_batch: int = MACHINES_PER_BATCH
     incidents_per_part: int = INCIDENTS_PER_PART
     kills: int = 0
-    progress: Callable[[float], None] | None = None
+    progress: Callable[[SoFar], None] | None = None
 
 
 @dataclass(frozen=True, slots=True)

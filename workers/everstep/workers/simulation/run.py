@@ -14,7 +14,7 @@ from everstep.core.simulation.world import Strike, World
 from everstep.workers.simulation.cluster import SimulatedCluster
 from everstep.workers.simulation.fate import Fate
 from everstep.workers.simulation.machines import CODE, info_of
-from everstep.workers.simulation.parts import Carried, Given, run_part
+from everstep.workers.simulation.parts import Carried, Given, SoFar, run_part
 from everstep.workflows.messages import JobInput, JobState
 
 MOST_LATE_S = 60.0
@@ -30,7 +30,12 @@ async def simulate(setting: Setting, faults: Sequence[Fault], given: Given) -> R
         TransientError: It does not answer, or does not keep its time.
     """
     world = World(setting, faults)
-    fate = Fate(setting.days * DAY_S, given.progress or (lambda _: None))
+
+    def tell(ratio: float) -> None:
+        if given.progress is not None:
+            given.progress(SoFar(ratio, len(cluster.records), cluster.kills))
+
+    fate = Fate(setting.days * DAY_S, tell)
     cluster = SimulatedCluster(world, fate)
     cluster.disturb(given.kills, len(faults))
     carried: Carried | None = _first(world, given)
