@@ -207,15 +207,19 @@ class SimulatedCluster(
         return as_payload(REPORTS, reports)
 
     async def _answer_batch(self, batch: MachineOrders) -> tuple[MachineReports, float]:
-        if len(self.world.struck) in self._disturbed:
-            self._disturbed.remove(len(self.world.struck))
-            # In the middle of what the answer leads to.
-            after_s = MOST_DELAY_S * (len(self._disturbed) % 10) / 10
-            asyncio.get_running_loop().call_later(after_s, self._kill)
+        self._disturb()
         reports, ready_s = self._machines.answer(batch, self._ordered_s())
         if batch.start:
             await self._begin(batch.start[0], ready_s)
         return reports, ready_s
+
+    def _disturb(self) -> None:
+        """Kill a controller where that is due, in the middle of what an answer leads to."""
+        if len(self.world.struck) not in self._disturbed:
+            return
+        self._disturbed.remove(len(self.world.struck))
+        after_s = MOST_DELAY_S * (len(self._disturbed) % 10) / 10
+        asyncio.get_running_loop().call_later(after_s, self._kill)
 
     def _kill(self) -> None:
         self.kills += 1
@@ -233,6 +237,7 @@ class SimulatedCluster(
     @activity.defn(name="machine.stop")
     async def stop(self, order: StopOrder) -> MachineReport:
         """As `answer`, for one machine; tried again when it is done."""
+        self._disturb()
         self._unless_past(self._machines.stop(order, self._ordered_s()))
         return self._machines.stopped(_machine())
 
@@ -259,6 +264,7 @@ class SimulatedCluster(
     @activity.defn(name="machine.start")
     async def start(self, order: StartOrder) -> StartReport:
         """As `answer`, for one machine; tried again when it is done."""
+        self._disturb()
         report = self._machines.started(_machine(), order)
         ready_s = self._ordered_s() + self._machines.start_s(order)
         await self._begin(order, ready_s)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import subprocess
 import sys
+import tempfile
 from collections import deque
 from collections.abc import AsyncGenerator
 
@@ -47,6 +48,7 @@ class Controllers:
         self._process: subprocess.Popen[bytes] | None = None
         self._emptying = deque[asyncio.Task[None]]()
         self._started = 0
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `stop`
 
     def start(self) -> None:
         """Start one."""
@@ -58,12 +60,16 @@ class Controllers:
         command.append(LEFT_ALONE if self._wire is None else KILLED)
         # A person's Ctrl-C is for who started it, who ends it.
         self._process = subprocess.Popen(
-            leashed(command), stdout=subprocess.DEVNULL, process_group=0
+            leashed(command), stdout=subprocess.DEVNULL, stderr=self._said, process_group=0
         )
 
-    def ended(self) -> int | None:
-        """The exit code of one that ended by itself; None while it lives."""
-        return None if self._process is None else self._process.poll()
+    def ended(self) -> str | None:
+        """How one ended by itself, and what it said last; None while it lives."""
+        if self._process is None or (code := self._process.poll()) is None:
+            return None
+        self._said.seek(0)
+        said = self._said.read().decode(errors="replace").strip().splitlines()
+        return f"{code}: {said[-1]}" if said else f"{code}"
 
     def kill(self) -> None:
         """Kill it without notice, and start another one that knows nothing; none after the end."""
@@ -88,6 +94,7 @@ class Controllers:
             self._process.kill()
             self._process.wait()
             self._process = None
+        self._said.close()
 
     @property
     def _identity(self) -> str:

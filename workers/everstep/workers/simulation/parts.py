@@ -254,8 +254,8 @@ async def _until_over(fate: Fate, clock: Clock, controllers: Controllers) -> Non
 
 
 def _unless_stuck(fate: Fate, controllers: Controllers) -> None:
-    if (code := controllers.ended()) is not None:
-        why = f"a controller has ended by itself ({code}), and the simulation with it"
+    if (how := controllers.ended()) is not None:
+        why = f"a controller has ended by itself ({how}), and the simulation with it"
         raise TransientError(f"{why}: run it again")
     if fate.idle_s() >= STALLED_S:
         raise TransientError(f"nobody has worked for {STALLED_S:g} s, and time stands still")

@@ -83,7 +83,8 @@ async def skipping() -> AsyncGenerator[Client]:
             AddSearchAttributesRequest(search_attributes=kinds, namespace=client.namespace)
         )
         yield client
-    except Exception as error:
+    except (Exception, asyncio.CancelledError) as error:
+        # A worker whose server is gone cancels who runs it.
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(process.wait(), ENDS_WITHIN_S)
         if process.returncode is not None:
