@@ -13,6 +13,7 @@ from temporalio.common import (
     TypedSearchAttributes,
 )
 
+from everstep.core import updates
 from everstep.core.record import IncidentRecord
 from everstep.core.vocabulary import Outcome, Rung, Symptom
 from everstep.workflows.messages import JobStatus
@@ -135,7 +136,10 @@ def job_details(status: JobStatus) -> str:
     newest = ", ".join(status.evicted[-MACHINES_SHOWN:])
     lines.append(f"- evicted: {earlier}{newest or 'none'}")
     lines.append(f"- incidents: {status.incidents}; filter: `EverstepJob = '{status.job}'`")
-    lines += [f"- {update.text()}: {update.state}" for update in status.updates[-UPDATES_SHOWN:]]
+    lines += [
+        f"- {update.text()}: {updates.outcome(update, status.codes)}"
+        for update in status.updates[-UPDATES_SHOWN:]
+    ]
     lines += ["", *_HOW_TO_UPDATE]
     lines += [f"- `{clock(note.at_s)}` {note.text}" for note in status.notes]
     return "\n".join(lines)
