@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Generator
 from pathlib import Path
 
 import psutil
@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.server, pytest.mark.slow]
 
 
 @contextlib.contextmanager
-def simulating(folder: Path) -> Iterator[tuple[subprocess.Popen[str], list[psutil.Process]]]:
+def simulating(folder: Path) -> Generator[tuple[subprocess.Popen[str], list[psutil.Process]]]:
     """A run of months, and what it has started: a server and a controller."""
     spec = folder / "job.yaml"
     spec.write_text(SPEC.model_dump_json(exclude_none=True))
@@ -72,17 +72,15 @@ def test_what_is_killed_in_the_middle_ends_it_soon(tmp_path: Path, killed: int, 
 
 
 @pytest.mark.parametrize(
-    ("send", "code"),
-    [
-        (lambda pid: os.killpg(pid, signal.SIGINT), 130),
-        (lambda pid: os.kill(pid, signal.SIGTERM), 130),
-        (lambda pid: os.kill(pid, signal.SIGKILL), -signal.SIGKILL),
-    ],
-    ids=["ctrl-c", "sigterm", "sigkill"],
+    ("number", "whole_group", "code"),
+    [(signal.SIGINT, True, 130), (signal.SIGTERM, False, 130), (signal.SIGKILL, False, -9)],
 )
-def test_nothing_stays_behind(tmp_path: Path, send: Callable[[int], None], code: int) -> None:
+def test_nothing_stays_behind(
+    tmp_path: Path, number: signal.Signals, whole_group: bool, code: int
+) -> None:
     with simulating(tmp_path) as (run, started):
-        send(run.pid)
+        # A negative id is that of a group, to which Ctrl-C goes.
+        os.kill(-run.pid if whole_group else run.pid, number)
         _, said = run.communicate(timeout=SOON_S)
     assert run.returncode == code
     assert said == ("everstep: stopped\n" if code > 0 else "")

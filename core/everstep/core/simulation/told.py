@@ -27,7 +27,7 @@ class Told:
 
     def __init__(self, setting: Setting, record: IncidentRecord, now_s: float) -> None:
         self._end_s = setting.days * DAY_S
-        self.now_s = now_s
+        self.now_s: float = now_s
         self.record = self.told = record
 
     def _is_over(self) -> bool:
