@@ -138,6 +138,20 @@ def test_wrong_options_are_told(tmp_path: Path, options: tuple[str, ...], told: 
     assert told in complaint(tmp_path, *options)
 
 
+def test_a_stream_whose_only_way_is_incomplete_is_not_called_empty(tmp_path: Path) -> None:
+    stream = tmp_path / "stream.yaml"
+    stream.write_text(
+        "every_h: 1\nper_machines: 16\nways:\n"
+        "  - {symptom: cuda_error, weight: 1, cause: machine, shows: sensed}\n"
+    )
+    told = complaint(tmp_path, "--stream", str(stream))
+    assert told.startswith(f"{stream}: ways[0].detection: is missing. Add it")
+    stream.write_text("every_h: 1\nper_machines: 16\nways: []\n")
+    assert "ways: [] is empty. Give at least one item" in complaint(
+        tmp_path, "--stream", str(stream)
+    )
+
+
 def test_a_page_that_cannot_be_written_is_told_before_anything_runs(tmp_path: Path) -> None:
     for page, told in (
         (tmp_path, "is a folder"),
