@@ -133,7 +133,10 @@ def _path_of(arguments: Sequence[str]) -> str:
     command: Any = typer.main.get_command(app)
     path = ["everstep"]
     for name in arguments:
-        command = command.get_command(None, name) if isinstance(command, TyperGroup) else None
+        if not isinstance(command, TyperGroup):
+            break
+        # Groups look into their own tables for it, and not into the context.
+        command = command.get_command(cast(Any, None), name)
         if command is None:
             break
         path.append(name)

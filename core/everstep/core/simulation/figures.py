@@ -5,10 +5,11 @@ from __future__ import annotations
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from everstep.core import ledger, report
 from everstep.core.ledger import Stretch
+from everstep.core.record import IncidentRecord
 from everstep.core.report import Report
 from everstep.core.simulation.engine import Met, Run
 from everstep.core.vocabulary import ClimbOutcome, Rung, Spent, Symptom
@@ -125,9 +126,17 @@ def figures(run: Run) -> Figures:
     )
 
 
-def page_report(run: Run) -> Report:
-    """The run as `everstep report` has it, in seconds since its begin."""
-    return report.report(run.setting.choices.name, run.steps, run.records, 0.0, run.to_s)
+def page_report(run: Run, job: str) -> Report:
+    """The run of a job as `everstep report` has it, in seconds since its begin."""
+    return report.report(job, run.steps, page_records(run), 0.0, run.to_s)
+
+
+def page_records(run: Run) -> list[IncidentRecord]:
+    """The incidents by what was really wrong, as Table 6 counts them, and not by what was seen."""
+    return [
+        replace(record, finding=replace(record.finding, symptom=met.fault.symptom))
+        for record, met in zip(run.records, run.met, strict=True)
+    ]
 
 
 def resolved_by(met: Met) -> str:

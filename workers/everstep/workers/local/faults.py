@@ -170,8 +170,9 @@ def told() -> str:
     options = "; ".join(f"{option}: {what}" for option, what in OPTIONS.items())
     return (
         f"Killed, by SIGKILL: {', '.join(KILLED)}. Broken, in the reference trainer, and in checks"
-        f" where that is said, until the machine is evicted: {broken}. code_error: the job starts with a code version"
-        f" that fails after STEP, and has one before that does not. Options: {options}."
+        f" where that is said, until the machine is evicted: {broken}. code_error: the job starts"
+        f" with a code version that fails after STEP, and has one before that does not."
+        f" Options: {options}."
     )
 
 
