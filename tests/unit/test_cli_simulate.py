@@ -162,6 +162,13 @@ def test_recorded_faults_happen_as_they_did(tmp_path: Path) -> None:
     assert found["symptoms"]["gpu_unavailable"]["incidents"] == 2
 
 
+def test_the_recorded_faults_of_the_examples_happen(tmp_path: Path) -> None:
+    stream = str(EXAMPLES / "faults.jsonl")
+    found = answer(tmp_path, "--stream", stream, "--days", "4")["policies"]["everstep"]["seeds"][0]
+    lines = [json.loads(line) for line in Path(stream).read_text().splitlines()]
+    assert {*found["symptoms"]} == {line["symptom"] for line in lines}
+
+
 @pytest.mark.parametrize(
     ("change", "told"),
     [

@@ -79,7 +79,10 @@ def simulate_command(
     ] = None,
     json_wanted: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
-    """Simulate a job of any size for months, with the ladder that decides in production."""
+    """Simulate a job of any size for months, with the ladder that decides in production.
+
+    What the files of its options may say stands in docs/simulation.md.
+    """
     _in_range(days, seeds, kills, engine)
     if html is not None:
         html_page.check(html)
