@@ -15,6 +15,7 @@ from everstep.workers.simulation.cluster import SimulatedCluster
 from everstep.workers.simulation.fate import Fate
 from everstep.workers.simulation.machines import CODE, info_of
 from everstep.workers.simulation.parts import Carried, Given, SoFar, run_part
+from everstep.workflows.batches import MACHINES_PER_BATCH
 from everstep.workflows.messages import JobInput, JobState
 
 MOST_LATE_S = 60.0
@@ -56,9 +57,18 @@ def _first(world: World, given: Given) -> Carried:
         FIRST_VERSION,
         f"{CODE}{FIRST_VERSION}",
         earlier_code=tuple(replace(code, directory=f"{CODE}{code.version}") for code in EARLIER),
-        machines_per_batch=given.machines_per_batch,
+        machines_per_batch=given.machines_per_batch or _machines_per_batch(given.spec.machines),
     )
     return Carried(job, JobState(pool=[info_of(machine) for machine in world.first_machines()]))
+
+
+def _machines_per_batch(machines: int) -> int:
+    """Two batches of all machines at least, which are one activity here.
+
+    Where each machine's order was one, and more were due to be tried again in one moment than the
+    cluster answers at once, the server was seen to stand still.
+    """
+    return min(MACHINES_PER_BATCH, max(1, machines // 2))
 
 
 def _run(cluster: SimulatedCluster, from_s: float, setting: Setting) -> Run:
