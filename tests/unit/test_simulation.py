@@ -187,6 +187,16 @@ def test_nobody_is_told_to_stop_where_all_machines_are_gone(num_lost: int, stop_
     assert asked.at_s == pytest.approx(met.record.fault_at_s + 0.5 + stop_s)
 
 
+def test_an_incident_that_another_failure_closes_has_missed_nothing() -> None:
+    """Two machines fail within a minute: the first is gone when the second is noticed."""
+    found = run(fault(1_035.0), fault(1_110.0, slots=(7,), number=2))
+    assert [one.record.evicted for one in found.met] == [("m4",), ("m8",)]
+    first, second = (one.record for one in found.met)
+    assert first.closed_at_s is not None
+    assert first.closed_at_s >= second.fault_at_s, "closed for the other one"
+    assert found.missed == 0
+
+
 def test_what_would_be_done_after_the_days_are_over_is_not_told() -> None:
     """All machines go, so that a person is asked: who answers an hour later."""
     lost = fault(1_000.0, Shows.LOST, slots=(*range(16),))

@@ -344,7 +344,7 @@ class SimulatedCluster(
         """
         self.records[record.incident] = record
         if record.outcome is Outcome.RECOVERED and record.closed_at_s is not None:
-            await self._close(record.incident)
+            await self._close(record.incident, record.fault_at_s - self._fate.from_s)
         key = record.incident, len(record.marks)
         if record.outcome is not Outcome.HELD or MISSING in record.missing or key in self._asked:
             return
@@ -353,11 +353,11 @@ class SimulatedCluster(
         answers_s = self._now_s() + self.world.takes_s("person", person)
         await self._fate.at(answers_s, lambda: self._answer(record.incident))
 
-    async def _close(self, incident: int) -> None:
+    async def _close(self, incident: int, noticed_s: float) -> None:
         if incident in self._closed:
             return
         self._closed.add(incident)
-        if self.world.is_in_job():
+        if self.world.is_in_job(self.world.strike_at(noticed_s).trouble):
             self.missed.add(incident)
         self._signals.closed(incident)
         if len(self._closed) >= self._leaves_after:

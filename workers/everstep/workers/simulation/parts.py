@@ -30,7 +30,6 @@ from everstep.workers.simulation.fate import Fate
 from everstep.workers.simulation.redirect import NEVER, SUFFIX
 from everstep.workers.simulation.server import Clock, let_time_pass_after, skipping
 from everstep.workflows import options, story
-from everstep.workflows.batches import MACHINES_PER_BATCH
 from everstep.workflows.incident import ResolveIncident
 from everstep.workflows.job import RunJob
 from everstep.workflows.messages import Approval, JobInput, JobState
@@ -78,14 +77,15 @@ class Given:
 
     Attributes:
         spec: The job.
-        machines_per_batch: How many machines one workflow orders by itself.
+        machines_per_batch: How many machines one workflow orders by itself; None: so many that
+            an order to all machines is one activity.
         incidents_per_part: After so many closed ones the job goes on with a fresh server.
         kills: How often its controller is killed.
         progress: Is told how far it has come.
     """
 
     spec: JobSpec
-    machines_per_batch: int = MACHINES_PER_BATCH
+    machines_per_batch: int | None = None
     incidents_per_part: int = INCIDENTS_PER_PART
     kills: int = 0
     progress: Callable[[SoFar], None] | None = None
