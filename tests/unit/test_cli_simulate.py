@@ -7,12 +7,16 @@ from typing import Any
 
 import pytest
 import typer
-from tests.unit.simulated import SPEC
+from tests.unit.simulated import SPEC, setting_of
 from tests.unit.test_report_page import check_whole_and_offline
 from typer.testing import CliRunner, Result
 
 from everstep.cli.simulate import simulate_command
+from everstep.cli.simulate_view import Policies, sections
 from everstep.core.errors import InputError
+from everstep.core.simulation.engine import simulate
+from everstep.core.simulation.figures import figures
+from everstep.core.simulation.setting import Choices
 from everstep.spec.load import read_spec
 from everstep.spec.load_simulation import load_durations, load_policy, load_stream
 from everstep.spec.simulation import StreamSpec
@@ -77,7 +81,7 @@ def test_one_seed_is_shown_without_an_interval(tmp_path: Path) -> None:
     policy = ("--policy", str(EXAMPLES / "policies" / "requeue.yaml"))
     shown = run(tmp_path, "--days", "5", *policy).stdout
     assert re.search(r"small, 5 days: ETTR \d+\.\d\d %$", shown, re.MULTILINE)
-    assert "One seed tells no interval; --seeds 5 does." in shown
+    assert "One seed tells no interval; --seeds 5 does." in " ".join(shown.split())
     assert not re.search(r"\(\S+ +to", shown)
     found = answer(tmp_path, "--days", "5", *policy)["policies"]["restart all, requeue"]
     for interval in (found["ettr"], found["ahead_of_it"]):
@@ -98,7 +102,7 @@ def test_whether_policies_can_be_told_apart_is_said_by_their_difference(tmp_path
     assert "clear" in other
     assert "overlap" not in shown
     for word in ("ahead by:", "false evictions:", "missed:", "spares used:"):
-        assert f"{word} " in shown
+        assert f"{word} " in " ".join(shown.split())
 
 
 def test_tables_say_of_which_policy_and_of_how_many_seeds_they_are(tmp_path: Path) -> None:
@@ -107,6 +111,12 @@ def test_tables_say_of_which_policy_and_of_how_many_seeds_they_are(tmp_path: Pat
     several = run(tmp_path, "--days", "5", "--seeds", "2").stdout
     assert "Where the time went: everstep, mean of 2 seeds\n" in several
     assert "seed 1 only, 5 days; * so far, . last hour" in several
+
+
+def test_tables_of_one_other_policy_say_so() -> None:
+    one = figures(simulate(setting_of(Choices("8 standbys"), days=0.1), ()))
+    found = sections(Policies("small", 0.1, {"8 standbys": [one]}))
+    assert {section.title.partition(": ")[2] for section in found} == {"8 standbys"}
 
 
 @pytest.mark.parametrize("columns", ["80", "100"])
@@ -221,6 +231,14 @@ def test_wrong_order_and_no_json_are_told_by_their_line(tmp_path: Path) -> None:
 )
 def test_wrong_options_are_told(tmp_path: Path, options: tuple[str, ...], told: str) -> None:
     assert told in complaint(tmp_path, *options)
+
+
+def test_durations_of_an_unknown_symptom_are_refused(tmp_path: Path) -> None:
+    preset = ROOT / "core/everstep/spec/presets/durations_paper.yaml"
+    durations = tmp_path / "durations.yaml"
+    durations.write_text(preset.read_text().replace("cuda_error: 518", "cuda: 518"))
+    told = complaint(tmp_path, "--durations", str(durations))
+    assert "stress.cuda: 'cuda' is none. Known are: cuda_error" in told
 
 
 def test_a_stream_whose_only_way_is_incomplete_is_not_called_empty(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -91,7 +92,7 @@ def show(first: Run, policies: Policies) -> None:
         for table in fitted(section.title, section.heads, section.rows, out.width):
             out.print(table)
         if section.note:
-            out.print(section.note, markup=False)
+            out.print(textwrap.fill(section.note, out.width), markup=False)
 
 
 def ettr_of(policies: Policies) -> str:
@@ -251,8 +252,8 @@ def _side_by_side(policies: Policies) -> Section:
     )
     note = (
         f"{ahead} false evictions: machines without a fault that were taken out for good. missed:"
-        " incidents that closed while a faulty machine still held a slot. spares used: machines"
-        " that took over a slot. All are means of a run."
+        " incidents that closed while a machine that caused them still held a slot. spares used:"
+        " machines that took over a slot. All are means of a run."
     )
     return Section("Policies, with the same faults", heads, tuple(rows), note)
 

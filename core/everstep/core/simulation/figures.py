@@ -82,7 +82,7 @@ class Figures:
         false_evictions: Machines that were taken out for good and had no fault.
         right_evictions: Those that had one.
         returned: Machines that were evicted with their group, tested, and let back in.
-        missed: Incidents that closed while a faulty machine still held a slot.
+        missed: Incidents that closed while a machine that caused them still held a slot.
         standbys_used: Machines that took a slot.
         held: Incidents that waited for a machine or a person.
     """
