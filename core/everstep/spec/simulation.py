@@ -101,12 +101,9 @@ class WaySpec(SpecPart):
     )
 
     @model_validator(mode="after")
-    def _known_symptom(self) -> Self:
-        if self.symptom not in {symptom.value for symptom in Symptom}:
-            known = ", ".join(symptom.value for symptom in Symptom)
-            raise relation_error("symptom", f"{self.symptom!r} is none", f"Known are: {known}")
-        if self.shows == "words" and not self.words:
-            raise relation_error("words", "is missing", "Give what the rank says last")
+    def _of_one_piece(self) -> Self:
+        _known_symptom("symptom", self.symptom)
+        _fits(self.cause, self.shows, self.words)
         return self
 
     def way(self) -> Way:
@@ -123,6 +120,20 @@ class WaySpec(SpecPart):
             by_group=self.by_group,
             returns=self.returns.spread(),
         )
+
+
+def _known_symptom(field: str, given: str) -> None:
+    if given not in {symptom.value for symptom in Symptom}:
+        known = ", ".join(symptom.value for symptom in Symptom)
+        raise relation_error(field, f"{given!r} is none", f"Known are: {known}")
+
+
+def _fits(cause: str, shows: str, words: str) -> None:
+    if shows == "words" and not words:
+        raise relation_error("words", "is missing", "Give what the rank says last")
+    if (cause == "wish") != (shows == "wish"):
+        fix = "Give both as wish, or neither"
+        raise relation_error("cause", f"{cause!r} does not go with shows {shows!r}", fix)
 
 
 class StreamSpec(SpecPart):
@@ -166,10 +177,9 @@ class RecordedFault(SpecPart):
     )
 
     @model_validator(mode="after")
-    def _known_symptom(self) -> Self:
-        if self.symptom not in {symptom.value for symptom in Symptom}:
-            known = ", ".join(symptom.value for symptom in Symptom)
-            raise relation_error("symptom", f"{self.symptom!r} is none", f"Known are: {known}")
+    def _of_one_piece(self) -> Self:
+        _known_symptom("symptom", self.symptom)
+        _fits(self.cause, self.shows, self.words)
         return self
 
     def fault(self, number: int) -> Fault:
@@ -181,7 +191,7 @@ class RecordedFault(SpecPart):
             cause=Cause(self.cause),
             shows=Shows(self.shows),
             detection=self.detection,
-            slots=tuple(sorted(self.slots)),
+            slots=tuple(sorted({*self.slots})),
             words=self.words,
             found_by=tuple(sorted(self.found_by)),
             by_group=self.by_group,
@@ -212,10 +222,12 @@ class DurationsSpec(SpecPart):
     stress_default: Seconds = Field(description="One that finds nothing.")
 
     @model_validator(mode="after")
-    def _every_check(self) -> Self:
+    def _checks_and_symptoms(self) -> Self:
         for check in Check:
             if check.value not in self.check:
                 raise relation_error("check", f"{check.value} is missing", "Give its seconds")
+        for symptom in self.stress:
+            _known_symptom(f"stress.{symptom}", symptom)
         return self
 
     def durations(self) -> Durations:

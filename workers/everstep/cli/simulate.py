@@ -14,20 +14,20 @@ import typer
 from rich.progress import Progress
 
 from everstep.cli import html_page
-from everstep.cli.console import err, out
-from everstep.cli.report_html import page
-from everstep.cli.simulate_view import Policies, as_json, sections, show
+from everstep.cli.console import counted, err, out
+from everstep.cli.simulate_html import page
+from everstep.cli.simulate_view import Policies, as_json, show
 from everstep.core.errors import InputError
 from everstep.core.simulation.engine import Run, simulate
 from everstep.core.simulation.faults import Fault, draw_faults
-from everstep.core.simulation.figures import Figures, figures, page_report
+from everstep.core.simulation.figures import Figures, figures
 from everstep.core.simulation.setting import Choices, Durations, Method, Setting
 from everstep.spec.job import JobSpec
 from everstep.spec.load import read_spec
 from everstep.spec.load_simulation import check_times, load_durations, load_policy, load_stream
 from everstep.spec.simulation import StreamSpec, setting, spec_for_workflows, spec_with
 from everstep.workers.simulation.controller import OBJECTS_BETWEEN_COLLECTIONS
-from everstep.workers.simulation.parts import Given
+from everstep.workers.simulation.parts import Given, SoFar
 from everstep.workers.simulation.run import simulate as simulate_with_workflows
 
 MOST_DAYS = 3650.0
@@ -79,8 +79,11 @@ def simulate_command(
     ] = None,
     json_wanted: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
-    """Simulate a job of any size for months, with the ladder that decides in production."""
-    _in_range(days, seeds)
+    """Simulate a job of any size for months, with the ladder that decides in production.
+
+    What the files of its options may say stands in docs/simulation.md.
+    """
+    _in_range(days, seeds, kills, engine)
     if html is not None:
         html_page.check(html)
     job, faults = read_spec(spec), load_stream(stream)
@@ -91,28 +94,34 @@ def simulate_command(
     numbers = range(first_seed, first_seed + seeds)
     if engine == "workflows":
         # The job's own policy is not run beside another one: that would be minutes more.
-        choices = choices[-1:]
+        choices = choices[1:] or choices
         first, found = _run_workflows(job, faults, times, choices, numbers, days, kills)
     else:
         first, found = _run_all(job, faults, times, choices, numbers, days)
     took_s = time.monotonic() - began_s
     policies = Policies(job.name, days, found)
     if html is not None:
-        html_page.write(html, page(page_report(first), first.records, sections(policies)))
-        out.print(f"written to {html}")
+        html_page.write(html, page(first, policies))
+        (err if json_wanted else out).print(f"written to {html}")
     if json_wanted:
         typer.echo(json.dumps(as_json(policies), indent=2))
     elif html is None:
         show(first, policies)
-    err.print(f"{len(choices) * seeds} runs of {days:g} days in {took_s:.1f} s")
+    runs = counted(len(choices) * seeds, "run")
+    err.print(f"{runs} of {counted(days, 'day')} in {took_s:.1f} s")
 
 
-def _in_range(days: float, seeds: int) -> None:
+def _in_range(days: float, seeds: int, kills: int, engine: str) -> None:
     if not 0 < days <= MOST_DAYS:
         fix = f"Give more than 0 and at most {MOST_DAYS:g}."
         raise InputError("--days", f"{days:g} is out of range", fix)
     if seeds < 1:
         raise InputError("--seeds", f"{seeds} is too few", "Give at least 1.")
+    if kills < 0:
+        raise InputError("--kills", f"{kills} is too few", "Give at least 0.")
+    if kills and engine != "workflows":
+        what = f"{kills} controllers cannot be killed where there is none"
+        raise InputError("--kills", what, "Give --engine workflows, too.")
 
 
 def faults_of(
@@ -146,7 +155,7 @@ def _run_all(
     found: dict[str, list[Figures]] = {choice.name: [] for choice in choices}
     if len(found) < len(choices):
         raise InputError("--policy", "two policies have one name", "Name each otherwise.")
-    with Progress(console=err, transient=True) as progress:
+    with _progress() as progress:
         bar = progress.add_task("simulating", total=len(choices) * len(seeds))
         for seed in seeds:
             faults = faults_of(stream, job.machines, days, seed)
@@ -181,7 +190,10 @@ def _run_workflows(
     kills: int,
 ) -> tuple[Run, dict[str, list[Figures]]]:
     """One run through the real workflows."""
-    [choice] = choices
+    choice, *others = choices
+    if others:
+        what = f"{len(choices)} are given, and the workflows run with one"
+        raise InputError("--policy", what, "Give one, or leave --engine out.")
     if len(seeds) > 1:
         raise InputError("--seeds", f"{len(seeds)} runs take too long", "Leave it out.")
     if choice.method is not Method.LADDER or choice.retry_first:
@@ -189,12 +201,25 @@ def _run_workflows(
         raise InputError("--policy", what, "Leave --engine out.")
     small = spec_for_workflows(spec_with(job, choice))
     faults = faults_of(stream, job.machines, days, seeds[0])
-    with Progress(console=err, transient=True) as progress:
-        bar = progress.add_task("simulating", total=1.0)
-        given = Given(
-            small, kills=kills, progress=lambda ratio: progress.update(bar, completed=ratio)
-        )
+    seen = SoFar(0.0, 0, 0)
+    with _progress() as progress:
+        bar = progress.add_task("starts", total=1.0)
+
+        def tell(so_far: SoFar) -> None:
+            nonlocal seen
+            seen = so_far
+            met = counted(so_far.incidents, "incident")
+            told = f"{so_far.ratio * days:.1f} of {counted(days, 'day')}, {met}"
+            progress.update(bar, completed=so_far.ratio, description=told)
+
+        given = Given(small, kills=kills, progress=tell)
         given_setting = setting(small, times, choice, seeds[0], days)
         gc.set_threshold(OBJECTS_BETWEEN_COLLECTIONS)
         run = asyncio.run(simulate_with_workflows(given_setting, faults, given))
+    if kills:
+        err.print(f"{seen.kills} of {kills} controllers were killed, as incidents allowed")
     return run, {choice.name: [figures(run)]}
+
+
+def _progress() -> Progress:
+    return Progress(console=err, transient=True, disable=not err.is_terminal)
