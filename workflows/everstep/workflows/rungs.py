@@ -43,11 +43,14 @@ async def climb(now: Situation, finding: Finding) -> None:
     if not now.takes_advice:
         finding = replace(finding, first_action="")
     while True:
+        if _left_out(now):
+            now.asks_again = workflow.patched("evict-asked-again")
         standing = now.standing(approved)
         decision = ladder.next_rung(finding, now.record.climbs, policy, standing)
         if decision.mode is Mode.APPROVE:
             question = f"{decision.rung}: {decision.reason}"
-            approved = await now.ask(question, may_deny=decision.rung is not Rung.PAGE)
+            may_deny = decision.rung is not Rung.PAGE and not decision.only_way
+            approved = await now.ask(question, may_deny)
             if not approved:
                 now.story.climbed(finding, decision, attempt, ClimbOutcome.DENIED)
         elif decision.mode is Mode.OBSERVE:
@@ -59,6 +62,12 @@ async def climb(now: Situation, finding: Finding) -> None:
             now.story.climbed(finding, decision, attempt)
             await _perform(now, finding, decision)
             return
+
+
+def _left_out(now: Situation) -> bool:
+    """Whether an eviction was chosen and not performed."""
+    not_performed = (ClimbOutcome.DENIED, ClimbOutcome.OBSERVED)
+    return any(c.rung is Rung.EVICT and c.outcome in not_performed for c in now.record.climbs)
 
 
 async def _test(now: Situation, finding: Finding, decision: ladder.Decision) -> None:

@@ -83,6 +83,8 @@ class Situation:
         """False in incidents that were opened before the ladder heard what ranks had said."""
         self.evicts_again = True
         """False in incidents that were opened before a machine could be evicted a second time."""
+        self.asks_again = True
+        """False in incidents that left an eviction out before it could be asked for once more."""
         self._asked = False
         self._may_deny = False
         self._word: bool | None = None
@@ -269,6 +271,7 @@ class Situation:
             approved=approved,
             updates=len(self.updates),
             returned=self.record.returned if self.evicts_again else (),
+            asks_again=self.asks_again,
         )
 
     def _unavailable(self) -> dict[Rung, str]:
