@@ -134,6 +134,35 @@ def test_the_line_that_leads_is_on_top_of_the_errors(
     ]
 
 
+def test_of_an_exception_the_errors_show_its_own_line_and_each_rank_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = a_run(tmp_path)
+    for rank, at_s in ((0, 30.0), (1, 31.0)):
+        write_log(
+            folder,
+            rank,
+            (at_s, "Traceback (most recent call last):"),
+            (at_s, '  File "train.py", line 3, in <module>'),
+            (at_s, f"ValueError: rank {rank} cannot"),
+        )
+    logs.logs_command(tmp_path, errors=True)
+    _, *told = capsys.readouterr().out.splitlines()
+    assert [line.partition(" | ")[2] for line in told] == [
+        "ValueError: rank 0 cannot", "ValueError: rank 1 cannot",
+    ]  # fmt: skip
+
+
+def test_a_rank_that_wrote_nothing_is_said_to_have(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = a_run(tmp_path)
+    write_log(folder, 0, (30.0, "step 1"))
+    write_log(folder, 5)
+    logs.logs_command(tmp_path, rank="5")
+    assert capsys.readouterr().out == "No line in attempt 1.\n"
+
+
 def test_errors_say_which_attempt_they_are_of_and_that_earlier_ones_have_lines(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -13,7 +13,9 @@ from everstep.core.slow.ballot import VotePolicy
 from everstep.core.vocabulary import Mode, Rung
 from everstep.spec.detection import Detection
 from everstep.spec.job import JobSpec
+from everstep.spec.ladder import Ladder
 from everstep.spec.load import load_spec
+from everstep.spec.policies import CodeSource, Parallelism
 
 SPEC = """\
 name: gpt-demo
@@ -81,9 +83,27 @@ def test_defaults(folder: Path) -> None:
     assert detection.votes() == VotePolicy(round_s=10.0, rounds=5, flags=4, ratio=0.04)
     assert Detection(slow_rounds=0).votes() is None
     assert (spec.ladder.evidence_window_s, spec.ladder.first_step_timeout_s) == (0.2, 600)
-    assert (spec.ladder.probation_steps, spec.ladder.probation_s) == (5, 10)
+    assert (spec.ladder.probation_steps, spec.probation_s()) == (5, 10)
     assert spec.ladder.max_restarts_without_progress == 3
     assert (spec.safety.max_evicted_ratio, spec.safety.window_s) == (0.5, 86_400)
+
+
+@pytest.mark.parametrize(
+    ("machines", "given", "probation_s"), [(16, None, 10.0), (17, None, 1800.0), (17, 60.0, 60.0)]
+)
+def test_a_job_that_is_no_trial_waits_for_faults_to_come_back(
+    machines: int, given: float | None, probation_s: float
+) -> None:
+    spec = JobSpec(
+        name="job",
+        command=("python", "train.py"),
+        code=CodeSource(directory="."),
+        machines=machines,
+        gpus_per_machine=1,
+        parallelism=Parallelism(dp=machines),
+        ladder=Ladder(probation_s=given),
+    )
+    assert spec.probation_s() == probation_s
 
 
 def test_one_word_sets_all_modes(folder: Path) -> None:

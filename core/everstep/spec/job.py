@@ -18,16 +18,21 @@ from everstep.core.replay import scheme_for
 from everstep.core.standby import NOTHING_SEEN, Seen, standby_count
 from everstep.core.vocabulary import Rung
 from everstep.spec.detection import Detection
+from everstep.spec.ladder import (
+    FEW_MACHINES,
+    PROBATION_S,
+    SHORT_PROBATION_S,
+    Ladder,
+    Replay,
+    Safety,
+)
 from everstep.spec.pods import Pods
 from everstep.spec.policies import (
     PAPER_FAILURE_RATE_PER_DAY,
     PAPER_QUANTILE,
     Checkpoint,
     CodeSource,
-    Ladder,
     Parallelism,
-    Replay,
-    Safety,
     SpecPart,
     Standby,
 )
@@ -191,6 +196,12 @@ class JobSpec(SpecPart):
         if not self.checkpoint.backup:
             return no_backup(self.layout(), "the spec says checkpoint.backup: false")
         return backup_placement(self.layout())
+
+    def probation_s(self) -> float:
+        """Seconds of healthy training that close an incident."""
+        if self.ladder.probation_s is not None:
+            return self.ladder.probation_s
+        return SHORT_PROBATION_S if self.machines <= FEW_MACHINES else PROBATION_S
 
     def ladder_policy(self) -> Policy:
         """What the ladder may do without asking."""

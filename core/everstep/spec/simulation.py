@@ -316,7 +316,7 @@ def setting(
         window_s=spec.safety.window_s,
         evidence_window_s=spec.ladder.evidence_window_s,
         probation_steps=spec.ladder.probation_steps,
-        probation_s=spec.ladder.probation_s,
+        probation_s=spec.probation_s(),
         first_step_timeout_s=spec.ladder.first_step_timeout_s,
         stacks_apart_s=spec.detection.stacks_apart_s,
         storage_every_s=every_s,

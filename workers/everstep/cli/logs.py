@@ -18,7 +18,6 @@ from everstep.core.classify.evidence import Context, Evidence, Match
 from everstep.core.classify.judge import classify
 from everstep.core.classify.names import Kind
 from everstep.core.classify.reader import read
-from everstep.core.classify.rule import Standing
 from everstep.core.errors import InputError
 from everstep.core.logtimes import Line, merge
 from everstep.core.stacks.words import runs_text
@@ -50,7 +49,7 @@ def logs_command(
     errors: Annotated[
         bool,
         typer.Option(
-            "--errors", help="Only the first abnormal line of each rank, the one that leads on top."
+            "--errors", help="Only the line of each rank that tells most, the one that leads on top."
         ),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
@@ -84,6 +83,8 @@ def logs_command(
             _show_errors(logs, as_json)
         else:
             by_rank = {log.rank: log for log in logs}
+            if not any(log.path.stat().st_size for log in logs):
+                (err if as_json else out).print(f"No line in attempt {number}.", markup=False)
             _write(((by_rank[line.rank], line) for line in merge(g.lines() for g in logs)), tell)
 
 
@@ -182,14 +183,15 @@ def _clock(at_s: float | None) -> str:
 
 def _show_errors(logs: Sequence[RankLog], as_json: bool) -> None:
     evidence = [_read(log, source) for source, log in enumerate(logs)]
-    answer = classify(evidence, Context(world_size=len(logs)))
+    context = Context(world_size=len(logs))
+    answer = classify(evidence, context)
     lines: list[Match] = []
     if answer.line is not None:
         said = (answer.file, answer.line)
         lead = next(m for e in evidence for m in e.matches if (e.name, m.line) == said)
-        others = [first for e in evidence if (first := _first_telling(e)) is not None]
-        others = sorted((m for m in others if m != lead), key=lambda m: m.clock_s or 0)
-        lines = [lead, *others]
+        firsts = (_leading(one, context) for one in evidence)
+        others = [m for m in firsts if m is not None and m.source != lead.source]
+        lines = [lead, *sorted(others, key=lambda match: match.clock_s or 0)]
     if not as_json and not lines:
         typer.echo(f"No rank said anything telling: {answer.reason}.")
     elif not as_json:
@@ -216,6 +218,8 @@ def _read(log: RankLog, source: int) -> Evidence:
     return replace(evidence, matches=tuple(matches))
 
 
-def _first_telling(evidence: Evidence) -> Match | None:
-    telling = (m for m in evidence.matches if m.standing > Standing.CONTEXT)
-    return next(telling, None)
+def _leading(evidence: Evidence, context: Context) -> Match | None:
+    """What a rank's log would be judged by if it were the only one."""
+    alone = replace(evidence, matches=tuple(replace(m, source=0) for m in evidence.matches))
+    answer = classify([alone], context)
+    return next((m for m in evidence.matches if m.line == answer.line), None)

@@ -182,10 +182,10 @@ class ResolveIncident:
 
     async def _probation(self) -> bool:
         """Stay until training has proved stable; false when the failure may have come back."""
-        now, policy = self._now, self._now.job.spec.ladder
+        now, job = self._now, self._now.job
         await now.story.archive()
         goal = max(now.record.failed_step or 0, now.record.restored_step or 0)
-        goal += policy.probation_steps
+        goal += job.spec.ladder.probation_steps
 
         async def stable() -> None:
             await asyncio.gather(
@@ -197,7 +197,7 @@ class ResolveIncident:
                     f"probation: wait for step {goal}",
                 ),
                 workflow.sleep(
-                    timedelta(seconds=policy.probation_s), summary="probation: let time pass"
+                    timedelta(seconds=job.spec.probation_s()), summary="probation: let time pass"
                 ),
             )
 

@@ -9,7 +9,7 @@ from temporalio import workflow
 from temporalio.exceptions import ActivityError
 
 from everstep.core.vocabulary import Notice
-from everstep.spec.policies import Safety
+from everstep.spec.ladder import Safety
 from everstep.workflows import options
 from everstep.workflows.chronicle import Chronicle
 from everstep.workflows.effects import PageOrder
