@@ -17,7 +17,7 @@ from everstep.core.vocabulary import ClimbOutcome, Mode, Rung
 from everstep.workflows import asking, options
 from everstep.workflows.checking import check_machines
 from everstep.workflows.effects import EvictOrder
-from everstep.workflows.messages import Eviction
+from everstep.workflows.messages import Eviction, UpdatesUndone
 from everstep.workflows.ports import ClusterPort
 from everstep.workflows.replaying import replay_job
 from everstep.workflows.returning import begin_tests
@@ -88,7 +88,7 @@ async def _perform(now: Situation, finding: Finding, decision: ladder.Decision) 
     if decision.rung is Rung.EVICT:
         await _evict(now, finding, decision)
     elif decision.rung is Rung.ROLLBACK:
-        _roll_back(now, decision)
+        await _roll_back(now, decision)
 
 
 async def _evict(now: Situation, finding: Finding, decision: ladder.Decision) -> None:
@@ -135,11 +135,12 @@ async def _ask_cluster(now: Situation, finding: Finding, decision: ladder.Decisi
     await asking.evict(now, [info for info in leaving if info not in tested], decision.reason)
 
 
-def _roll_back(now: Situation, decision: ladder.Decision) -> None:
+async def _roll_back(now: Situation, decision: ladder.Decision) -> None:
     """Let the next attempt run the version before; the failing one is marked, its owner told."""
     running = now.assignment.code_version
     target = memory.rollback_target(now.codes, running)
     assert target is not None  # noqa: S101 - else the ladder was told that the rung is not there
+    undone = UpdatesUndone(memory.given_up(now.codes, running), decision.reason)
     now.codes = memory.failed(now.codes, running, decision.reason)
     now.assignment = replace(
         now.assignment,
@@ -150,3 +151,5 @@ def _roll_back(now: Situation, decision: ladder.Decision) -> None:
     text = f"code version {running} is taken out, {target.version} takes its place"
     now.story.tell(text)
     now.pages.send(f"{text}: {decision.reason}")
+    if workflow.patched("updates-undone"):
+        await now.tell_job("updates_undone", undone)

@@ -30,6 +30,7 @@ from everstep.workflows.messages import (
     TestedMachine,
     UpdatesHeard,
     UpdatesMade,
+    UpdatesUndone,
 )
 
 T = TypeVar("T")
@@ -291,6 +292,7 @@ class Situation:
         | TestedMachine
         | IncidentResult
         | UpdatesMade
+        | UpdatesUndone
         | UpdatesHeard
         | str,
     ) -> None:
