@@ -128,7 +128,8 @@ async def main(days: float) -> int:
     with Progress(transient=True) as progress:
         bar = progress.add_task("through the workflows", total=1.0)
         how = Given(
-            spec_for_workflows(spec), progress=lambda done: progress.update(bar, completed=done)
+            spec_for_workflows(spec),
+            progress=lambda so_far: progress.update(bar, completed=so_far.ratio),
         )
         async with watched() as usage:
             began_s = time.monotonic()

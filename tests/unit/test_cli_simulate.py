@@ -93,6 +93,9 @@ def test_recorded_faults_happen_as_they_did(tmp_path: Path) -> None:
         ({"symptom": "gpu"}, "'gpu' is none. Known are: cuda_error"),
         ({"detection": "luck"}, "there is no detection time 'luck'. Known are: gpu"),
         ({"cause": "fate"}, "cause: 'fate' is none of"),
+        ({"cause": "wish"}, "cause: 'wish' does not go with shows 'sensed'. Give both as wish"),
+        ({"shows": "wish"}, "cause: 'machine' does not go with shows 'wish'. Give both as wish"),
+        ({"shows": "words"}, "words: is missing. Give what the rank says last"),
         ({"at_s": -1}, "at_s: -1 must be at least 0"),
     ],
 )

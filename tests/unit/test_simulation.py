@@ -17,7 +17,7 @@ from everstep.core.simulation.faults import Cause, Fault, Shows, Way, draw_fault
 from everstep.core.simulation.figures import figures, resolved_by
 from everstep.core.simulation.setting import Choices, Method
 from everstep.core.simulation.testing import ring_rounds
-from everstep.core.vocabulary import Check, ClimbOutcome, Rung, Spent, Symptom
+from everstep.core.vocabulary import Check, ClimbOutcome, Outcome, Rung, Spent, Symptom
 from everstep.spec.simulation import one_rank_a_machine
 
 CRASH = "RuntimeError: CUDA error: unspecified launch failure"
@@ -184,6 +184,61 @@ def test_nobody_is_told_to_stop_where_all_machines_are_gone(num_lost: int, stop_
     # So many are evicted only when a person says so: after the evidence, and the stop.
     [asked] = [mark for mark in met.record.marks[:3] if mark.spent is Spent.HELD]
     assert asked.at_s == pytest.approx(met.record.fault_at_s + 0.5 + stop_s)
+
+
+def test_an_incident_that_another_failure_closes_has_missed_nothing() -> None:
+    """Two machines fail within a minute: the first is gone when the second is noticed."""
+    found = run(fault(1_035.0), fault(1_110.0, slots=(7,), number=2))
+    assert [one.record.evicted for one in found.met] == [("m4",), ("m8",)]
+    first, second = (one.record for one in found.met)
+    assert first.closed_at_s is not None
+    assert first.closed_at_s >= second.fault_at_s, "closed for the other one"
+    assert found.missed == 0
+
+
+def test_what_would_be_done_after_the_days_are_over_is_not_told() -> None:
+    """All machines go, so that a person is asked: who answers an hour later."""
+    lost = fault(1_000.0, Shows.LOST, slots=(*range(16),))
+    begun = only(run(lost, days=0.02))
+    assert begun.outcome is Outcome.HELD
+    assert not begun.climbs
+    assert not begun.evicted
+    assert begun.closed_at_s is None
+    assert figures(run(lost, days=0.02)).right_evictions == 0
+    naive = only(run(fault(1_000.0), choices=Choices("naive", Method.REQUEUE), days=0.02))
+    assert naive.outcome is Outcome.OPEN
+    assert naive.restored_step is None
+
+
+def test_what_never_ends_ends_with_the_days() -> None:
+    """No stream of a file has it: a wish that no code can fulfil."""
+    found = run(fault(1_000.0, Shows.WISH, detection="wish", returns_s=0.0))
+    assert only(found).outcome is Outcome.OPEN
+    assert only(found).climbs[-1].at_s <= found.to_s
+
+
+def test_nothing_is_fetched_from_storage_where_nothing_was_saved() -> None:
+    """The first save is after half an hour; all copies of two ranks go before."""
+    record = only(run(fault(1_035.0, Shows.LOST, slots=(0, 9))))
+    assert record.restored_step == 0
+    last = record.climbs[-1].at_s
+    # Both standbys take over at once; one start, and one step.
+    assert record.first_step_at_s == pytest.approx(last + 30.0 + STEP_S)
+
+
+def test_who_comes_back_after_tests_brings_what_it_had_in_memory() -> None:
+    """A pipeline of all machines: without them no copy is left anywhere."""
+    parallelism = {"tp": 2, "pp": 16, "dp": 1, "order": "tp-pp-dp"}
+    changed = {"parallelism": parallelism, "standby": {"count": 0}}
+    whole = SPEC.model_validate({**SPEC.model_dump(), **changed})
+    hang = fault(
+        1_035.0, Shows.HANG, symptom=Symptom.JOB_HANG, detection="hang", found_by=("gpu",),
+        by_group=True,
+    )  # fmt: skip
+    record = only(simulate(setting_of(days=1.0, spec=whole), (hang,)))
+    assert len(record.evicted) == 16
+    assert len(record.returned) == 16
+    assert record.restored_step == record.failed_step == 100
 
 
 def test_sparse_checkpoints_cost_steps() -> None:

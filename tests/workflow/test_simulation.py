@@ -23,7 +23,7 @@ from everstep.core.vocabulary import Check, Symptom
 from everstep.spec.load_simulation import load_durations, load_stream
 from everstep.spec.simulation import StreamSpec, spec_for_workflows
 from everstep.workers.simulation import parts
-from everstep.workers.simulation.parts import INCIDENTS_PER_PART, Given
+from everstep.workers.simulation.parts import INCIDENTS_PER_PART, Given, SoFar
 from everstep.workers.simulation.run import MOST_LATE_S, simulate as simulate_with_workflows
 from tests.unit.simulated import DURATIONS, SPEC, fault, setting_of
 
@@ -107,10 +107,12 @@ async def with_workflows(
 ) -> tuple[Run, float]:
     """The run, and the real time that it took."""
     began_s = time.monotonic()
+    told: list[SoFar] = []
     how = Given(
-        spec_for_workflows(SPEC), machines_per_batch=8, incidents_per_part=part, kills=kills
+        spec_for_workflows(SPEC), incidents_per_part=part, kills=kills, progress=told.append
     )
     run = await simulate_with_workflows(given or setting(), faults, how)
+    assert (told[-1].incidents, told[-1].kills) == (len(run.met), kills)
     return run, time.monotonic() - began_s
 
 

@@ -105,8 +105,7 @@ class WaySpec(SpecPart):
         if self.symptom not in {symptom.value for symptom in Symptom}:
             known = ", ".join(symptom.value for symptom in Symptom)
             raise relation_error("symptom", f"{self.symptom!r} is none", f"Known are: {known}")
-        if self.shows == "words" and not self.words:
-            raise relation_error("words", "is missing", "Give what the rank says last")
+        _fits(self.cause, self.shows, self.words)
         return self
 
     def way(self) -> Way:
@@ -123,6 +122,14 @@ class WaySpec(SpecPart):
             by_group=self.by_group,
             returns=self.returns.spread(),
         )
+
+
+def _fits(cause: str, shows: str, words: str) -> None:
+    if shows == "words" and not words:
+        raise relation_error("words", "is missing", "Give what the rank says last")
+    if (cause == "wish") != (shows == "wish"):
+        fix = "Give both as wish, or neither"
+        raise relation_error("cause", f"{cause!r} does not go with shows {shows!r}", fix)
 
 
 class StreamSpec(SpecPart):
@@ -170,6 +177,7 @@ class RecordedFault(SpecPart):
         if self.symptom not in {symptom.value for symptom in Symptom}:
             known = ", ".join(symptom.value for symptom in Symptom)
             raise relation_error("symptom", f"{self.symptom!r} is none", f"Known are: {known}")
+        _fits(self.cause, self.shows, self.words)
         return self
 
     def fault(self, number: int) -> Fault:
@@ -181,7 +189,7 @@ class RecordedFault(SpecPart):
             cause=Cause(self.cause),
             shows=Shows(self.shows),
             detection=self.detection,
-            slots=tuple(sorted(self.slots)),
+            slots=tuple(sorted({*self.slots})),
             words=self.words,
             found_by=tuple(sorted(self.found_by)),
             by_group=self.by_group,

@@ -49,7 +49,7 @@ def logs_command(
     errors: Annotated[
         bool,
         typer.Option(
-            "--errors", help="Only the line of each rank that tells most, the one that leads on top."
+            "--errors", help="Only the most telling line of each rank, the one that leads on top."
         ),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,

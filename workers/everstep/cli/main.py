@@ -21,6 +21,9 @@ from types import FrameType
 STOPPED = 130
 """Exit code of a command that a person stopped: what shells give for SIGINT."""
 
+CLEAN = b"\r\x1b[2K\x1b[?25h"
+"""Clears a terminal's line, where a progress bar may be, and shows the cursor that it hides."""
+
 
 def main() -> None:
     """Entry point."""
@@ -44,7 +47,7 @@ def main() -> None:
 
 
 def _leave(_number: int, _frame: FrameType | None) -> None:
-    os.write(2, b"everstep: stopped\n")
+    os.write(2, (CLEAN if os.isatty(2) else b"") + b"everstep: stopped\n")
     os._exit(STOPPED)
 
 

@@ -27,7 +27,7 @@ from everstep.spec.load import read_spec
 from everstep.spec.load_simulation import check_times, load_durations, load_policy, load_stream
 from everstep.spec.simulation import StreamSpec, setting, spec_for_workflows, spec_with
 from everstep.workers.simulation.controller import OBJECTS_BETWEEN_COLLECTIONS
-from everstep.workers.simulation.parts import Given
+from everstep.workers.simulation.parts import Given, SoFar
 from everstep.workers.simulation.run import simulate as simulate_with_workflows
 
 MOST_DAYS = 3650.0
@@ -80,7 +80,7 @@ def simulate_command(
     json_wanted: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
     """Simulate a job of any size for months, with the ladder that decides in production."""
-    _in_range(days, seeds)
+    _in_range(days, seeds, kills, engine)
     if html is not None:
         html_page.check(html)
     job, faults = read_spec(spec), load_stream(stream)
@@ -91,7 +91,7 @@ def simulate_command(
     numbers = range(first_seed, first_seed + seeds)
     if engine == "workflows":
         # The job's own policy is not run beside another one: that would be minutes more.
-        choices = choices[-1:]
+        choices = choices[1:] or choices
         first, found = _run_workflows(job, faults, times, choices, numbers, days, kills)
     else:
         first, found = _run_all(job, faults, times, choices, numbers, days)
@@ -99,20 +99,26 @@ def simulate_command(
     policies = Policies(job.name, days, found)
     if html is not None:
         html_page.write(html, page(page_report(first), first.records, sections(policies)))
-        out.print(f"written to {html}")
+        (err if json_wanted else out).print(f"written to {html}")
     if json_wanted:
         typer.echo(json.dumps(as_json(policies), indent=2))
     elif html is None:
         show(first, policies)
-    err.print(f"{len(choices) * seeds} runs of {days:g} days in {took_s:.1f} s")
+    runs = len(choices) * seeds
+    err.print(f"{runs} run{'s' if runs > 1 else ''} of {days:g} days in {took_s:.1f} s")
 
 
-def _in_range(days: float, seeds: int) -> None:
+def _in_range(days: float, seeds: int, kills: int, engine: str) -> None:
     if not 0 < days <= MOST_DAYS:
         fix = f"Give more than 0 and at most {MOST_DAYS:g}."
         raise InputError("--days", f"{days:g} is out of range", fix)
     if seeds < 1:
         raise InputError("--seeds", f"{seeds} is too few", "Give at least 1.")
+    if kills < 0:
+        raise InputError("--kills", f"{kills} is too few", "Give at least 0.")
+    if kills and engine != "workflows":
+        what = f"{kills} controllers cannot be killed where there is none"
+        raise InputError("--kills", what, "Give --engine workflows, too.")
 
 
 def faults_of(
@@ -146,7 +152,7 @@ def _run_all(
     found: dict[str, list[Figures]] = {choice.name: [] for choice in choices}
     if len(found) < len(choices):
         raise InputError("--policy", "two policies have one name", "Name each otherwise.")
-    with Progress(console=err, transient=True) as progress:
+    with _progress() as progress:
         bar = progress.add_task("simulating", total=len(choices) * len(seeds))
         for seed in seeds:
             faults = faults_of(stream, job.machines, days, seed)
@@ -181,7 +187,10 @@ def _run_workflows(
     kills: int,
 ) -> tuple[Run, dict[str, list[Figures]]]:
     """One run through the real workflows."""
-    [choice] = choices
+    choice, *others = choices
+    if others:
+        what = f"{len(choices)} are given, and the workflows run with one"
+        raise InputError("--policy", what, "Give one, or leave --engine out.")
     if len(seeds) > 1:
         raise InputError("--seeds", f"{len(seeds)} runs take too long", "Leave it out.")
     if choice.method is not Method.LADDER or choice.retry_first:
@@ -189,12 +198,24 @@ def _run_workflows(
         raise InputError("--policy", what, "Leave --engine out.")
     small = spec_for_workflows(spec_with(job, choice))
     faults = faults_of(stream, job.machines, days, seeds[0])
-    with Progress(console=err, transient=True) as progress:
-        bar = progress.add_task("simulating", total=1.0)
-        given = Given(
-            small, kills=kills, progress=lambda ratio: progress.update(bar, completed=ratio)
-        )
+    seen = SoFar(0.0, 0, 0)
+    with _progress() as progress:
+        bar = progress.add_task("starts", total=1.0)
+
+        def tell(so_far: SoFar) -> None:
+            nonlocal seen
+            seen = so_far
+            told = f"{so_far.ratio * days:.1f} of {days:g} days, {so_far.incidents} incidents"
+            progress.update(bar, completed=so_far.ratio, description=told)
+
+        given = Given(small, kills=kills, progress=tell)
         given_setting = setting(small, times, choice, seeds[0], days)
         gc.set_threshold(OBJECTS_BETWEEN_COLLECTIONS)
         run = asyncio.run(simulate_with_workflows(given_setting, faults, given))
+    if kills:
+        err.print(f"{seen.kills} of {kills} controllers were killed, as incidents allowed")
     return run, {choice.name: [figures(run)]}
+
+
+def _progress() -> Progress:
+    return Progress(console=err, transient=True, disable=not err.is_terminal)

@@ -23,6 +23,9 @@ from everstep.core.simulation.figures import (
 
 _CURVE_ROWS, _CURVE_COLUMNS = 10, 72
 
+_WIDE = 80
+"""Columns of a terminal from which on a table has room for names."""
+
 
 @dataclass(frozen=True, slots=True)
 class Policies:
@@ -69,7 +72,11 @@ def show(first: Run, policies: Policies) -> None:
     for line in curve(first):
         out.print(line, markup=False)
     for section in sections(policies):
-        table = Table(*section.heads, title=section.title, title_justify="left")
+        table = Table(title=section.title, title_justify="left")
+        for number, head in enumerate(section.heads):
+            # Whose row it is stays whole where there is room; what does not fit goes on below.
+            whole = number == 0 and out.width >= _WIDE
+            table.add_column(head, overflow="fold", no_wrap=whole)
         for row in section.rows:
             table.add_row(*row)
         out.print(table)

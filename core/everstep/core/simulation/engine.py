@@ -94,10 +94,10 @@ def simulate(
     strike, now_s = world.strike, 0.0
     while strike is not None and strike.alert_at_s < end_s:
         now_s = max(now_s, strike.alert_at_s)
-        strike = world.notice()
-        record, follows, now_s = recover(job, len(met) + 1, strike, now_s)
-        met.append(Met(record, strike))
-        missed += world.is_in_job()
+        opened_by = world.notice()
+        record, follows, now_s = recover(job, len(met) + 1, opened_by, now_s)
+        met.append(Met(record, opened_by))
+        missed += record.closed_at_s is not None and world.is_in_job(opened_by.trouble)
         if progress is not None:
             progress(min(1.0, now_s / end_s))
         strike = follows or world.strike
@@ -126,10 +126,10 @@ def with_detection(record: IncidentRecord, strike: Strike) -> IncidentRecord:
 def _by_ladder(job: Job, number: int, strike: Strike, now_s: float) -> Recovered:
     recovery = Recovery(job, number, strike, showing.alerts(job.world, strike), now_s)
     follows = recovery.run()
-    return recovery.record, follows, recovery.now_s
+    return recovery.told, follows, recovery.now_s
 
 
 def _by_habit(job: Job, number: int, strike: Strike, now_s: float) -> Recovered:
     recovery = Naive(job, number, strike, now_s)
     recovery.run()
-    return recovery.record, None, recovery.now_s
+    return recovery.told, None, recovery.now_s

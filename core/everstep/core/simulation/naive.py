@@ -8,15 +8,14 @@ job on one that is dead; what they lack is knowledge of who it was.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
 
 from everstep.core import memory
 from everstep.core.memory import CodeVersion
-from everstep.core.record import Climb, Finding, IncidentRecord, Mark
+from everstep.core.record import Climb, Finding, IncidentRecord
 from everstep.core.simulation.faults import Cause, Shows
 from everstep.core.simulation.recovery import Job
 from everstep.core.simulation.setting import Method
+from everstep.core.simulation.told import Told
 from everstep.core.simulation.world import Strike
 from everstep.core.vocabulary import Check, ClimbOutcome, Outcome, Rung, Spent
 
@@ -25,7 +24,7 @@ PATIENCE = 3
 restarts without progress."""
 
 
-class Naive:
+class Naive(Told):
     """Takes a simulated job from a failure back to training without asking why.
 
     Paper: Table 6 (selective stress testing) and Table 7 (requeueing).
@@ -38,11 +37,11 @@ class Naive:
     """
 
     def __init__(self, job: Job, number: int, strike: Strike, now_s: float) -> None:
-        self._job, self._world, self.now_s = job, job.world, now_s
+        self._job, self._world = job, job.world
         self._trouble = strike.trouble
         self._times = job.world.setting.durations
         symptom = strike.trouble.fault.symptom
-        self.record = IncidentRecord(
+        record = IncidentRecord(
             incident=number,
             job="simulated",
             opened_at_s=now_s,
@@ -52,6 +51,7 @@ class Naive:
             attempt_before=job.attempt,
             code_version=job.version,
         )
+        super().__init__(job.world.setting, record, now_s)
 
     def run(self) -> None:
         """Stop, test or not, call a person or not, and start again."""
@@ -128,9 +128,3 @@ class Naive:
         outcome = ClimbOutcome.FOUND if found else ClimbOutcome.DONE
         climb = Climb(rung, "", tuple(machines), self._job.attempt, self.now_s, outcome)
         self._change(climbs=(*self.record.climbs, climb))
-
-    def _mark(self, spent: Spent) -> None:
-        self._change(marks=(*self.record.marks, Mark(self.now_s, spent)))
-
-    def _change(self, **fields: Any) -> None:
-        self.record = replace(self.record, **fields)

@@ -9,16 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from everstep.core import evidence, hang, ladder, memory
 from everstep.core.memory import CodeVersion
 from everstep.core.model import Alert
-from everstep.core.orders import FROM_THE_BEGINNING
-from everstep.core.record import Climb, Finding, IncidentRecord, Mark, StackRecord
+from everstep.core.record import Climb, Finding, IncidentRecord, StackRecord
 from everstep.core.simulation import showing
 from everstep.core.simulation.agenda import Agenda, Rejoin
 from everstep.core.simulation.testing import Examined, check_all, checked_apart, replay_all
+from everstep.core.simulation.told import Told
 from everstep.core.simulation.world import Strike, World
 from everstep.core.vocabulary import (
     ClimbOutcome,
@@ -53,7 +52,7 @@ class Job:
     attempt_from: int = 0
 
 
-class Recovery:
+class Recovery(Told):
     """Takes a simulated job from an alert back to stable training.
 
     Args:
@@ -67,17 +66,16 @@ class Recovery:
     def __init__(
         self, job: Job, number: int, strike: Strike, alerts: Sequence[Alert], now_s: float
     ) -> None:
-        self._job, self._world, self.now_s = job, job.world, now_s
+        self._job, self._world = job, job.world
         self._setting = job.world.setting
         self._strike: Strike | None = strike
         self._alerts = list(alerts)
         self._vacant: list[int] = []
-        self._lost: set[int] = set()
         self._evicting: list[str] = []
         self._tests: list[Rejoin] = []
         self._updates = 0
         first = min(alerts, key=lambda alert: alert.at_s)
-        self.record = IncidentRecord(
+        record = IncidentRecord(
             incident=number,
             job="simulated",
             opened_at_s=now_s,
@@ -87,6 +85,7 @@ class Recovery:
             attempt_before=job.attempt,
             code_version=job.version,
         )
+        super().__init__(self._setting, record, now_s)
 
     def run(self) -> Strike | None:
         """Climb until training is stable again.
@@ -94,7 +93,7 @@ class Recovery:
         Returns:
             What the next incident is about, where this one was closed for it; else None.
         """
-        while True:
+        while not self._is_over():
             self._mark_evidence()
             before = self.record
             finding = self._find()
@@ -109,6 +108,7 @@ class Recovery:
             if self._strike is None:
                 return self._close(self._settle_tests())
             self._alerts = showing.alerts(self._world, self._world.notice())
+        return None
 
     # --- Evidence ---------------------------------------------------------------------------------
 
@@ -249,7 +249,6 @@ class Recovery:
             else:
                 self._job.agenda.order(machine, self.now_s)
             self._vacant.append(slot)
-            self._lost.add(slot)
             self._job.evictions.append((self.now_s, machine))
         self._change(evicted=(*self.record.evicted, *decision.machines))
         if apart:
@@ -261,21 +260,20 @@ class Recovery:
     def _restart(self) -> None:
         job, world, times = self._job, self._world, self._setting.durations
         slots = self._fill_slots()
-        step = world.kept_step()
-        stored = bool(self._setting.backup.lost_with(self._setting.layout, self._lost))
-        if stored:
-            self.now_s += world.takes_s("storage", times.restore_from_storage)
-            step = world.stored_step or FROM_THE_BEGINNING
+        step = self._step_in_memory(slots)
+        in_memory = step > 0
+        if not in_memory:
+            step = self._step_in_storage()
         self._mark(Spent.RESTART)
         if self._updates:
             self._updates = 0
             job.version = world.wished_version
             job.codes = memory.with_code(job.codes, CodeVersion(job.version, job.version))
-        if self._lost and not stored:
+        if in_memory and slots != world.slots:
             self.now_s += world.restart_s("restore", times.restore, job.attempt)
         self._change(attempt_after=job.attempt + 1, restored_step=step, code_version=job.version)
         self.now_s += world.restart_s("start", times.start, job.attempt)
-        job.attempt, job.attempt_from, self._lost = job.attempt + 1, step, set()
+        job.attempt, job.attempt_from = job.attempt + 1, step
         world.begin(job.attempt, slots, job.version, step, self.now_s)
         # Nothing strikes before the first step, unless the job's days are over.
         self.now_s = seen_s = self.now_s + times.step_s
@@ -283,6 +281,21 @@ class Recovery:
             first_step_at_s=seen_s, lost_steps=self.record.lost_steps + _redone(self.record)
         )
         job.codes = memory.proven(job.codes, job.version)
+
+    def _step_in_memory(self, slots: Sequence[str]) -> int:
+        """The step that all ranks can get from these machines, by slot; 0 when there is none."""
+        world, setting, there = self._world, self._setting, {*slots}
+        # Whoever comes back after its tests still has what it had.
+        gone = [slot for slot, machine in enumerate(world.slots) if machine not in there]
+        return 0 if setting.backup.lost_with(setting.layout, gone) else world.kept_step()
+
+    def _step_in_storage(self) -> int:
+        """The step that storage has, once it is read; 0 when there is none."""
+        step = self._world.stored_step
+        if step:
+            storage = self._setting.durations.restore_from_storage
+            self.now_s += self._world.takes_s("storage", storage)
+        return step
 
     def _fill_slots(self) -> list[str]:
         agenda, needed = self._job.agenda, len(self._vacant)
@@ -358,13 +371,6 @@ class Recovery:
             self._told(Rejoin(min(test.at_s, self.now_s), test.machines, failed))
         self._change(outcome=Outcome.RECOVERED, closed_at_s=self.now_s)
         return strike
-
-    def _mark(self, spent: Spent, at_s: float | None = None) -> None:
-        mark = Mark(self.now_s if at_s is None else at_s, spent)
-        self._change(marks=(*self.record.marks, mark))
-
-    def _change(self, **fields: Any) -> None:
-        self.record = replace(self.record, **fields)
 
 
 def _redone(record: IncidentRecord) -> int:

@@ -319,11 +319,13 @@ class World:
         self.guilty.update(culprits)
         return trouble
 
-    def is_in_job(self) -> bool:
-        """Whether a machine that has what was noticed last still holds a slot."""
-        trouble = self.trouble
-        of_machine = trouble is not None and trouble.fault.cause is Cause.MACHINE
-        return of_machine and trouble is not None and self._is_there(trouble)
+    def is_in_job(self, trouble: Trouble) -> bool:
+        """Whether a machine that has this still holds a slot."""
+        return trouble.fault.cause is Cause.MACHINE and self._is_there(trouble)
+
+    def strike_at(self, at_s: float) -> Strike:
+        """What was noticed then, or next to then."""
+        return min(self.struck, key=lambda strike: abs(strike.alert_at_s - at_s))
 
     def _may_return(self, trouble: Trouble) -> bool:
         """False once it can never be there again, nor be found by any test."""

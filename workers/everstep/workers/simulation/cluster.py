@@ -124,6 +124,7 @@ class SimulatedCluster(
         self._fate = fate
         self.records: dict[int, IncidentRecord] = {}
         self.missed: set[int] = set()
+        self.kills = 0
         self._leaves_after = 0
         self._left_at_s = 0.0
         self._disturbed: list[int] = []
@@ -206,15 +207,23 @@ class SimulatedCluster(
         return as_payload(REPORTS, reports)
 
     async def _answer_batch(self, batch: MachineOrders) -> tuple[MachineReports, float]:
-        if len(self.world.struck) in self._disturbed:
-            self._disturbed.remove(len(self.world.struck))
-            # In the middle of what the answer leads to.
-            after_s = MOST_DELAY_S * (len(self._disturbed) % 10) / 10
-            asyncio.get_running_loop().call_later(after_s, lambda: self._signals.kill())
+        self._disturb()
         reports, ready_s = self._machines.answer(batch, self._ordered_s())
         if batch.start:
             await self._begin(batch.start[0], ready_s)
         return reports, ready_s
+
+    def _disturb(self) -> None:
+        """Kill a controller where that is due, in the middle of what an answer leads to."""
+        if len(self.world.struck) not in self._disturbed:
+            return
+        self._disturbed.remove(len(self.world.struck))
+        after_s = MOST_DELAY_S * (len(self._disturbed) % 10) / 10
+        asyncio.get_running_loop().call_later(after_s, self._kill)
+
+    def _kill(self) -> None:
+        self.kills += 1
+        self._signals.kill()
 
     async def _begin(self, order: StartOrder, at_s: float) -> None:
         """When the last machine has been ordered, it is known how the attempt will fail."""
@@ -228,6 +237,7 @@ class SimulatedCluster(
     @activity.defn(name="machine.stop")
     async def stop(self, order: StopOrder) -> MachineReport:
         """As `answer`, for one machine; tried again when it is done."""
+        self._disturb()
         self._unless_past(self._machines.stop(order, self._ordered_s()))
         return self._machines.stopped(_machine())
 
@@ -254,6 +264,7 @@ class SimulatedCluster(
     @activity.defn(name="machine.start")
     async def start(self, order: StartOrder) -> StartReport:
         """As `answer`, for one machine; tried again when it is done."""
+        self._disturb()
         report = self._machines.started(_machine(), order)
         ready_s = self._ordered_s() + self._machines.start_s(order)
         await self._begin(order, ready_s)
@@ -333,7 +344,7 @@ class SimulatedCluster(
         """
         self.records[record.incident] = record
         if record.outcome is Outcome.RECOVERED and record.closed_at_s is not None:
-            await self._close(record.incident)
+            await self._close(record.incident, record.fault_at_s - self._fate.from_s)
         key = record.incident, len(record.marks)
         if record.outcome is not Outcome.HELD or MISSING in record.missing or key in self._asked:
             return
@@ -342,11 +353,11 @@ class SimulatedCluster(
         answers_s = self._now_s() + self.world.takes_s("person", person)
         await self._fate.at(answers_s, lambda: self._answer(record.incident))
 
-    async def _close(self, incident: int) -> None:
+    async def _close(self, incident: int, noticed_s: float) -> None:
         if incident in self._closed:
             return
         self._closed.add(incident)
-        if self.world.is_in_job():
+        if self.world.is_in_job(self.world.strike_at(noticed_s).trouble):
             self.missed.add(incident)
         self._signals.closed(incident)
         if len(self._closed) >= self._leaves_after:

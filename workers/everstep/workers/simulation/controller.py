@@ -52,6 +52,5 @@ async def main(address: str, queue: str, identity: str, fate: str) -> int:
 
 
 if __name__ == "__main__":
-    stopping.die_with_parent()
     gc.set_threshold(OBJECTS_BETWEEN_COLLECTIONS)
     runtime.run_process(main(*sys.argv[1:5]))

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import subprocess
 import sys
+import tempfile
 from collections import deque
 from collections.abc import AsyncGenerator
 
@@ -18,6 +19,7 @@ from temporalio.api.workflowservice.v1 import (
 from temporalio.client import Client
 from temporalio.service import RPCError
 
+from everstep.agent.leash import leashed
 from everstep.workers.simulation.controller import KILLED, LEFT_ALONE
 from everstep.workers.simulation.wire import Wire
 
@@ -46,7 +48,7 @@ class Controllers:
         self._process: subprocess.Popen[bytes] | None = None
         self._emptying = deque[asyncio.Task[None]]()
         self._started = 0
-        self.killed = 0
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `stop`
 
     def start(self) -> None:
         """Start one."""
@@ -56,7 +58,18 @@ class Controllers:
         command = [sys.executable, "-m", "everstep.workers.simulation.controller"]
         command += [address, self._queue, self._identity]
         command.append(LEFT_ALONE if self._wire is None else KILLED)
-        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        # A person's Ctrl-C is for who started it, who ends it.
+        self._process = subprocess.Popen(
+            leashed(command), stdout=subprocess.DEVNULL, stderr=self._said, process_group=0
+        )
+
+    def ended(self) -> str | None:
+        """How one ended by itself, and what it said last; None while it lives."""
+        if self._process is None or (code := self._process.poll()) is None:
+            return None
+        self._said.seek(0)
+        said = self._said.read().decode(errors="replace").strip().splitlines()
+        return f"{code}: {said[-1]}" if said else f"{code}"
 
     def kill(self) -> None:
         """Kill it without notice, and start another one that knows nothing; none after the end."""
@@ -65,7 +78,6 @@ class Controllers:
         assert self._wire is not None  # noqa: S101 - as said
         self._process.kill()
         self._process.wait()
-        self.killed += 1
         if (queue := self._wire.queue_of(self._identity)) is not None:
             self._emptying.append(asyncio.create_task(self._empty(queue)))
         if len(self._emptying) > QUEUES_EMPTIED:
@@ -82,6 +94,7 @@ class Controllers:
             self._process.kill()
             self._process.wait()
             self._process = None
+        self._said.close()
 
     @property
     def _identity(self) -> str:

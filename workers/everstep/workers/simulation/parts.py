@@ -30,13 +30,15 @@ from everstep.workers.simulation.fate import Fate
 from everstep.workers.simulation.redirect import NEVER, SUFFIX
 from everstep.workers.simulation.server import Clock, let_time_pass_after, skipping
 from everstep.workflows import options, story
-from everstep.workflows.batches import MACHINES_PER_BATCH
 from everstep.workflows.incident import ResolveIncident
 from everstep.workflows.job import RunJob
 from everstep.workflows.messages import Approval, JobInput, JobState
 
 INCIDENTS_PER_PART = 130
 """What more of them cost the server is what a fresh one and its controller cost to start."""
+
+LOOKS_S = 0.5
+"""Real time between two looks whether a run still goes on."""
 
 STALLED_S = 300.0
 """Real time in which nothing is asked of the cluster, after which nothing will be any more."""
@@ -55,22 +57,38 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
+class SoFar:
+    """How far a run has come.
+
+    Attributes:
+        ratio: How much of its days is over, 0 to 1.
+        incidents: How many have been opened.
+        kills: How many controllers have been killed.
+    """
+
+    ratio: float
+    incidents: int
+    kills: int
+
+
+@dataclass(frozen=True, slots=True)
 class Given:
     """What a run through the workflows is given beside its setting.
 
     Attributes:
         spec: The job.
-        machines_per_batch: How many machines one workflow orders by itself.
+        machines_per_batch: How many machines one workflow orders by itself; None: so many that
+            an order to all machines is one activity.
         incidents_per_part: After so many closed ones the job goes on with a fresh server.
         kills: How often its controller is killed.
-        progress: Is told how much of it is done, 0 to 1.
+        progress: Is told how far it has come.
     """
 
     spec: JobSpec
-    machines_per_batch: int = MACHINES_PER_BATCH
+    machines_per_batch: int | None = None
     incidents_per_part: int = INCIDENTS_PER_PART
     kills: int = 0
-    progress: Callable[[float], None] | None = None
+    progress: Callable[[SoFar], None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +106,8 @@ async def run_part(
 
     Raises:
         InputError: The time-skipping server is not installed.
-        TransientError: It does not answer, or nothing happens any more.
+        TransientError: It does not answer, a controller has ended that nobody killed, or nothing
+            happens any more.
     """
     async with (
         skipping() as client,
@@ -102,7 +121,7 @@ async def run_part(
     ):
         part = _Part(client, given, carried)
         await cluster.move(part.signals(controllers), given.incidents_per_part)
-        await _until_over(fate, Clock(client))
+        await _until_over(fate, Clock(client), controllers)
         await part.end()
     return part.left
 
@@ -214,19 +233,29 @@ async def carried_by(client: Client, job: str, max_events: int) -> Carried | Non
     return Carried(its_input, state) if calm else None
 
 
-async def _until_over(fate: Fate, clock: Clock) -> None:
+async def _until_over(fate: Fate, clock: Clock, controllers: Controllers) -> None:
     """Let everything happen until the end of the job's days, or of its time on this server.
 
     Raises:
         TransientError: It will not come.
     """
     over = asyncio.create_task(fate.follow(clock))
-    while not over.done():
-        await asyncio.wait([over], timeout=max(1.0, STALLED_S - fate.idle_s()))
-        if not over.done() and fate.idle_s() >= STALLED_S:
-            over.cancel()
-            raise TransientError(f"nobody has worked for {STALLED_S:g} s, and time stands still")
     try:
+        while not over.done():
+            await asyncio.wait([over], timeout=LOOKS_S)
+            if not over.done():
+                _unless_stuck(fate, controllers)
         await over
     except RPCError as error:
         raise TransientError(f"the simulation came to no end: {error}") from error
+    finally:
+        over.cancel()
+        await asyncio.gather(over, return_exceptions=True)
+
+
+def _unless_stuck(fate: Fate, controllers: Controllers) -> None:
+    if (how := controllers.ended()) is not None:
+        why = f"a controller has ended by itself ({how}), and the simulation with it"
+        raise TransientError(f"{why}: run it again")
+    if fate.idle_s() >= STALLED_S:
+        raise TransientError(f"nobody has worked for {STALLED_S:g} s, and time stands still")

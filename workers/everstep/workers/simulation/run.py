@@ -10,11 +10,12 @@ from everstep.core.record import IncidentRecord
 from everstep.core.simulation.engine import EARLIER, FIRST_VERSION, Met, Run
 from everstep.core.simulation.faults import DAY_S, Fault
 from everstep.core.simulation.setting import Setting
-from everstep.core.simulation.world import Strike, World
+from everstep.core.simulation.world import World
 from everstep.workers.simulation.cluster import SimulatedCluster
 from everstep.workers.simulation.fate import Fate
 from everstep.workers.simulation.machines import CODE, info_of
-from everstep.workers.simulation.parts import Carried, Given, run_part
+from everstep.workers.simulation.parts import Carried, Given, SoFar, run_part
+from everstep.workflows.batches import MACHINES_PER_BATCH
 from everstep.workflows.messages import JobInput, JobState
 
 MOST_LATE_S = 60.0
@@ -30,7 +31,12 @@ async def simulate(setting: Setting, faults: Sequence[Fault], given: Given) -> R
         TransientError: It does not answer, or does not keep its time.
     """
     world = World(setting, faults)
-    fate = Fate(setting.days * DAY_S, given.progress or (lambda _: None))
+
+    def tell(ratio: float) -> None:
+        if given.progress is not None:
+            given.progress(SoFar(ratio, len(cluster.records), cluster.kills))
+
+    fate = Fate(setting.days * DAY_S, tell)
     cluster = SimulatedCluster(world, fate)
     cluster.disturb(given.kills, len(faults))
     carried: Carried | None = _first(world, given)
@@ -51,9 +57,18 @@ def _first(world: World, given: Given) -> Carried:
         FIRST_VERSION,
         f"{CODE}{FIRST_VERSION}",
         earlier_code=tuple(replace(code, directory=f"{CODE}{code.version}") for code in EARLIER),
-        machines_per_batch=given.machines_per_batch,
+        machines_per_batch=given.machines_per_batch or _machines_per_batch(given.spec.machines),
     )
     return Carried(job, JobState(pool=[info_of(machine) for machine in world.first_machines()]))
+
+
+def _machines_per_batch(machines: int) -> int:
+    """Two batches of all machines at least, which are one activity here.
+
+    Where each machine's order was one, and more were due to be tried again in one moment than the
+    cluster answers at once, the server was seen to stand still.
+    """
+    return min(MACHINES_PER_BATCH, max(1, machines // 2))
 
 
 def _run(cluster: SimulatedCluster, from_s: float, setting: Setting) -> Run:
@@ -62,7 +77,7 @@ def _run(cluster: SimulatedCluster, from_s: float, setting: Setting) -> Run:
     records = [since(cluster.records[n], from_s) for n in sorted(cluster.records)]
     return Run(
         setting=setting,
-        met=tuple(Met(record, _strike_of(record, world.struck)) for record in records),
+        met=tuple(Met(record, world.strike_at(record.fault_at_s)) for record in records),
         steps=tuple(seen for seen in world.steps if seen.at_s <= end_s),
         guilty=frozenset(world.guilty),
         missed=len(cluster.missed),
@@ -91,8 +106,3 @@ def since(record: IncidentRecord, from_s: float) -> IncidentRecord:
         marks=tuple(replace(one, at_s=one.at_s - from_s) for one in record.marks),
         timeline=tuple(replace(one, at_s=one.at_s - from_s) for one in record.timeline),
     )
-
-
-def _strike_of(record: IncidentRecord, struck: Sequence[Strike]) -> Strike:
-    """What opened an incident: the strike that was noticed when it says that it was."""
-    return min(struck, key=lambda strike: abs(strike.alert_at_s - record.fault_at_s))

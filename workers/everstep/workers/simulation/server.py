@@ -34,6 +34,9 @@ BINARY = "temporal-test-server"
 HOST = "127.0.0.1"
 PATIENCE_S = 60.0
 
+ENDS_WITHIN_S = 1.0
+"""Who was killed has ended after that, and it is known: its clients see that first."""
+
 LONGEST_SLEEP = timedelta(days=1)
 """Real time: who sleeps to the end of a run does so while all of its incidents are worked on."""
 
@@ -63,13 +66,15 @@ async def skipping() -> AsyncGenerator[Client]:
 
     Raises:
         InputError: It is not installed.
-        TransientError: It does not answer.
+        TransientError: It does not answer, or ended before its user.
     """
     port = ports.free_port(HOST)
     process = await asyncio.create_subprocess_exec(
         *leashed([find_binary(), str(port)]),
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.DEVNULL,
+        # A person's Ctrl-C is for who started it, who ends it.
+        process_group=0,
     )
     try:
         client = await _connected(f"{HOST}:{port}")
@@ -78,8 +83,17 @@ async def skipping() -> AsyncGenerator[Client]:
             AddSearchAttributesRequest(search_attributes=kinds, namespace=client.namespace)
         )
         yield client
+    except (Exception, asyncio.CancelledError) as error:
+        # A worker whose server is gone cancels who runs it.
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(process.wait(), ENDS_WITHIN_S)
+        if process.returncode is not None:
+            why = f"{BINARY} has ended ({process.returncode}), and the simulation with it"
+            raise TransientError(f"{why}: run it again") from error
+        raise
     finally:
-        process.kill()
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
         await process.wait()
 
 
