@@ -192,6 +192,8 @@ async def test_denied_eviction_of_a_machine_that_is_gone_is_asked_for_until_it_i
     assert first.startswith("evict: machine gone: m2 (lost)")
     assert second.startswith("evict: denied before, and seen again: machine gone: m2 (no answer)")
     assert third.startswith("evict: nothing left to try without the eviction of m2")
+    assert "A yes evicts m2. To go on all the same: everstep incident approve 1" in third
+    assert "deny" not in third
     assert [(c.rung, c.outcome, c.machines) for c in record.climbs] == [
         (EVICT, ClimbOutcome.DENIED, ("m2",)),
         (CHECKS, ClimbOutcome.COULD_NOT_TELL, ()),

@@ -49,6 +49,8 @@ async def climb(now: Situation, finding: Finding) -> None:
         decision = ladder.next_rung(finding, now.record.climbs, policy, standing)
         if decision.mode is Mode.APPROVE:
             question = f"{decision.rung}: {decision.reason}"
+            if decision.only_way:
+                question += f". A yes evicts {', '.join(decision.machines)}"
             may_deny = decision.rung is not Rung.PAGE and not decision.only_way
             approved = await now.ask(question, may_deny)
             if not approved:
