@@ -1,10 +1,13 @@
-"""How a job reads in Temporal's web UI."""
+"""How a job reads in Temporal's web UI, and what failed there."""
 
 from __future__ import annotations
 
+import pytest
+from temporalio.exceptions import ActivityError, TimeoutError, TimeoutType
+
 from everstep.core.memory import CodeVersion
 from everstep.core.updates import Update, UpdateState
-from everstep.workflows import story
+from everstep.workflows import ordering, story
 from everstep.workflows.messages import JobStatus
 
 
@@ -18,3 +21,25 @@ def test_an_update_is_told_with_what_has_become_of_it() -> None:
     told = story.job_details(status)
     assert "update 1 by ada: code v2: rolled back: SyntaxError in train.py" in told
     assert "update 2 by ada: code v3: waits for a restart" in told
+
+
+@pytest.mark.parametrize(
+    ("late", "told"),
+    [
+        (TimeoutType.SCHEDULE_TO_START, "it did not take the order in time"),
+        (TimeoutType.HEARTBEAT, "it fell silent over the order"),
+        (TimeoutType.START_TO_CLOSE, "it did not finish in time"),
+    ],
+)
+def test_who_is_late_is_told_in_words(late: TimeoutType, told: str) -> None:
+    error = ActivityError(
+        "Activity task timed out",
+        scheduled_event_id=5,
+        started_event_id=6,
+        identity="",
+        activity_type="machine.stop",
+        activity_id="1",
+        retry_state=None,
+    )
+    error.__cause__ = TimeoutError("activity timeout", type=late, last_heartbeat_details=[])
+    assert ordering.why(error) == told

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import math
 from dataclasses import replace
 from typing import Any
 
 from rich.console import Console
+from rich.live import Live
 
+from everstep.cli import watching
 from everstep.cli.watch_view import MOST_ROWS, Seen, line, news, picture
 from everstep.core.groups import Layout
 from everstep.core.vocabulary import Phase
@@ -139,3 +142,14 @@ def test_steps_are_no_news_and_a_rung_is() -> None:
     before = replace(SEEN, standing=standing(incident=INCIDENT))
     after = replace(SEEN, standing=standing(incident=INCIDENT | {"rungs": ["rollback"]}))
     assert len({news(SEEN), news(before), news(after)}) == 3
+
+
+def test_nothing_that_a_person_is_told_is_cut_in_a_narrow_terminal() -> None:
+    missing = "1 machine missing for slot 3 (evicted: m3; no standby is left). Add one: machine add"
+    seen = replace(SEEN, standing=standing(missing=missing, incident=INCIDENT))
+    told = io.StringIO()
+    console = Console(width=60, file=told, soft_wrap=watching.SCREEN.soft_wrap)
+    with Live(picture(seen), console=console, auto_refresh=False):
+        pass
+    shown = told.getvalue().replace("\u2502", " ").split()
+    assert shown[shown.index("for:") + 1 :][: len(missing.split())] == missing.split()

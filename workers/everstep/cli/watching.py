@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncGenerator, Coroutine, Mapping
 from typing import Any
 
+from rich.console import Console
 from rich.live import Live
 from temporalio.client import Client
 from temporalio.service import RPCError
@@ -36,6 +37,10 @@ ASK_EVERY_S = 1.0
 
 LINE_EVERY_S = 5.0
 """Where there is no terminal, and nothing but steps has changed."""
+
+
+SCREEN = Console(highlight=False)
+"""Wraps what is longer than a line; what other commands say is wrapped by the terminal."""
 
 
 class Watcher:
@@ -145,12 +150,12 @@ async def watch(folder: RunFolder) -> int:
 
 async def _draw(folder: RunFolder, watcher: Watcher, stop: asyncio.Event) -> None:
     with Live(
-        watch_view.picture(watcher.seen()), console=out, auto_refresh=False, screen=True
+        watch_view.picture(watcher.seen()), console=SCREEN, auto_refresh=False, screen=True
     ) as live:
         async for _ in _moments(folder, watcher, stop):
             live.update(watch_view.picture(watcher.seen()), refresh=True)
     # What was seen last stays on the terminal.
-    out.print(watch_view.picture(watcher.seen()))
+    SCREEN.print(watch_view.picture(watcher.seen()))
 
 
 async def _tell(folder: RunFolder, watcher: Watcher, stop: asyncio.Event) -> None:

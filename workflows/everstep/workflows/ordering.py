@@ -13,7 +13,13 @@ from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 from temporalio import workflow
-from temporalio.exceptions import ActivityError, ChildWorkflowError, FailureError
+from temporalio.exceptions import (
+    ActivityError,
+    ChildWorkflowError,
+    FailureError,
+    TimeoutError,
+    TimeoutType,
+)
 from temporalio.workflow import ChildWorkflowCancellationType
 
 from everstep.core import names
@@ -321,6 +327,17 @@ async def _tell(
         workflow.logger.info("a batch has ended before it was told of %s: %s", lost, error)
 
 
+_LATE = {
+    TimeoutType.SCHEDULE_TO_START: "it did not take the order in time",
+    TimeoutType.HEARTBEAT: "it fell silent over the order",
+    TimeoutType.START_TO_CLOSE: "it did not finish in time",
+    TimeoutType.SCHEDULE_TO_CLOSE: "it did not finish in time",
+}
+
+
 def why(error: ActivityError) -> str:
     """The reason inside an activity error, whose own text is always the same sentence."""
-    return str(error.cause) if error.cause is not None else str(error)
+    cause = error.cause
+    if isinstance(cause, TimeoutError) and cause.type is not None:
+        return _LATE[cause.type]
+    return str(cause) if cause is not None else str(error)
