@@ -40,6 +40,15 @@ def test_an_unknown_command_is_wrong_input() -> None:
         (("approve",), ("Missing argument 'N'", "everstep approve --help.")),
         (("incident", "show", "x"), ("Invalid value for 'N'", "everstep incident show --help.")),
         (("status", "--wacht"), ("No such option: --wacht", "everstep status --help.")),
+        (
+            ("simulate", "job.yaml", "--days"),
+            ("Option '--days' requires an argument", "everstep simulate --help."),
+        ),
+        (("report", "--html"), ("Option '--html' requires an argument", "everstep report --help.")),
+        (
+            ("incident", "show", "1", "--run"),
+            ("Option '--run' requires an argument", "everstep incident show --help."),
+        ),
     ],
 )
 def test_a_wrong_command_line_is_told_as_all_wrong_input_is(

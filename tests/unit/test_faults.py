@@ -10,12 +10,14 @@ from everstep.core.errors import InputError
 from everstep.selfcheck.faults import InjectedFault, claim, read_faults
 from everstep.workers.local.code import take_broken
 from everstep.workers.local.faults import (
+    BROKEN,
     Fault,
     FaultKind,
     FaultPlan,
     break_machines,
     faults_directory,
     parse,
+    told,
 )
 
 MACHINES = ["m0", "m1", "m2"]
@@ -137,3 +139,15 @@ def test_plan_fires_each_fault_once_when_its_step_is_reached() -> None:
     plan.reached(9)
     assert fired == ["rank_killed@3:0", "rank_killed@5:1"]
     assert plan.waiting == ()
+
+
+def test_the_help_names_checks_for_those_faults_alone_that_a_check_sees() -> None:
+    """Checks look at `sdc` and `link_bad`; what else breaks shows in the job and its replay."""
+    assert {
+        kind for kind, what in BROKEN.items() if "sees it" in what and "no check" not in what
+    } == {
+        FaultKind.SDC,
+        FaultKind.LINK_BAD,
+    }
+    assert "every step; no check sees it, only replay does; transient" in told()
+    assert "in checks where that is said" in told()

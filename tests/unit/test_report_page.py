@@ -47,6 +47,7 @@ def test_page_is_whole_and_needs_no_network() -> None:
     check_whole_and_offline(text)
     assert "ETTR 18.18%" in text
     assert "agent_lost: evict" in text
+    assert "; 1 incident.</p>" in text
 
 
 def test_what_ranks_said_is_text_and_nothing_else() -> None:

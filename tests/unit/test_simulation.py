@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from tests.unit.simulated import SPEC, STEP_S, fault, setting_of
@@ -346,10 +347,24 @@ def test_intervals_are_students() -> None:
     # By hand: mean 2, standard deviation 1, t(2) = 4.303, half width 4.303 / sqrt(3).
     found = compare.interval([1.0, 2.0, 3.0])
     assert (found.low, found.high) == pytest.approx((2 - 2.4843, 2 + 2.4843), abs=1e-3)
-    assert compare.interval([5.0]).low == 5.0
-    assert not compare.Interval(1, 0.9, 1.1).overlaps(compare.Interval(2, 1.2, 2.8))
+    assert found.holds(0.0) is True
+    assert found.holds(4.5) is False
     with pytest.raises(ValueError, match="no values"):
         compare.interval([])
+
+
+def test_one_seed_tells_no_interval() -> None:
+    found = compare.interval([5.0])
+    assert (found.mean, found.low, found.high) == (5.0, None, None)
+    assert found.holds(5.0) is None
+    assert found.within(0.0, 1.0) == found
+
+
+def test_an_interval_of_ettr_ends_where_ettr_does() -> None:
+    """By hand: 0.5 and 1.0 have a half width of 12.706 * 0.3536 / sqrt(2) = 3.18."""
+    one = figures(run(fault(1035.0)))
+    found = compare.ettr([replace(one, ettr=0.5), replace(one, ettr=1.0)])
+    assert (found.mean, found.low, found.high) == (0.75, 0.0, 1.0)
 
 
 def test_ranks_of_a_machine_count_as_one_only_where_nothing_tells_them_apart() -> None:

@@ -70,7 +70,8 @@ def relation_error(field: str, what: str, fix: str) -> PydanticCustomError:
 
 def problems_of(error: ValidationError, model: type[BaseModel]) -> list[Problem]:
     """Every objection of pydantic against an input for `model`, in its order."""
-    return [_problem(details, model) for details in error.errors(include_url=False)]
+    found = error.errors(include_url=False)
+    return [_problem(details, model) for details in found if not _follows(details)]
 
 
 def input_error(path: object, problems: Sequence[Problem]) -> InputError:
@@ -97,6 +98,11 @@ def did_you_mean(wrong: str, known: Sequence[str]) -> str:
     """A fix for a name that is none of `known`."""
     close = difflib.get_close_matches(wrong, known, n=1, cutoff=_CLOSE)
     return f"Did you mean {close[0]}?" if close else f"Known are: {', '.join(known)}"
+
+
+def _follows(details: ErrorDetails) -> bool:
+    """Whether a list only counts as too short since its items are wrong, which is told of them."""
+    return details["type"] == "too_short" and bool(details["input"])
 
 
 def _problem(details: ErrorDetails, model: type[BaseModel]) -> Problem:

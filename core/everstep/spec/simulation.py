@@ -101,10 +101,8 @@ class WaySpec(SpecPart):
     )
 
     @model_validator(mode="after")
-    def _known_symptom(self) -> Self:
-        if self.symptom not in {symptom.value for symptom in Symptom}:
-            known = ", ".join(symptom.value for symptom in Symptom)
-            raise relation_error("symptom", f"{self.symptom!r} is none", f"Known are: {known}")
+    def _of_one_piece(self) -> Self:
+        _known_symptom("symptom", self.symptom)
         _fits(self.cause, self.shows, self.words)
         return self
 
@@ -122,6 +120,12 @@ class WaySpec(SpecPart):
             by_group=self.by_group,
             returns=self.returns.spread(),
         )
+
+
+def _known_symptom(field: str, given: str) -> None:
+    if given not in {symptom.value for symptom in Symptom}:
+        known = ", ".join(symptom.value for symptom in Symptom)
+        raise relation_error(field, f"{given!r} is none", f"Known are: {known}")
 
 
 def _fits(cause: str, shows: str, words: str) -> None:
@@ -173,10 +177,8 @@ class RecordedFault(SpecPart):
     )
 
     @model_validator(mode="after")
-    def _known_symptom(self) -> Self:
-        if self.symptom not in {symptom.value for symptom in Symptom}:
-            known = ", ".join(symptom.value for symptom in Symptom)
-            raise relation_error("symptom", f"{self.symptom!r} is none", f"Known are: {known}")
+    def _of_one_piece(self) -> Self:
+        _known_symptom("symptom", self.symptom)
         _fits(self.cause, self.shows, self.words)
         return self
 
@@ -220,10 +222,12 @@ class DurationsSpec(SpecPart):
     stress_default: Seconds = Field(description="One that finds nothing.")
 
     @model_validator(mode="after")
-    def _every_check(self) -> Self:
+    def _checks_and_symptoms(self) -> Self:
         for check in Check:
             if check.value not in self.check:
                 raise relation_error("check", f"{check.value} is missing", "Give its seconds")
+        for symptom in self.stress:
+            _known_symptom(f"stress.{symptom}", symptom)
         return self
 
     def durations(self) -> Durations:

@@ -97,7 +97,7 @@ def call(arguments: Sequence[str] | None = None) -> None:
     try:
         code = app(arguments, prog_name="everstep", standalone_mode=False)
     except _UsageError as error:
-        _complain_of_usage(error)
+        _complain_of_usage(error, sys.argv[1:] if arguments is None else arguments)
         sys.exit(2)
     except InputError as error:
         complain(str(error))
@@ -117,14 +117,30 @@ _UsageError = cast("type[Exception]", typer.BadParameter.__base__)
 """What a command line is refused with; of its kinds Typer names only this one."""
 
 
-def _complain_of_usage(error: Exception) -> None:
+def _complain_of_usage(error: Exception, arguments: Sequence[str]) -> None:
     given = cast(Any, error)
     if type(error).__name__ == "NoArgsIsHelpError":
         # The help, which was asked for by giving nothing, stands there already.
         return
     said = str(given.format_message()).strip().rstrip(".")
-    path = "everstep" if given.ctx is None else given.ctx.command_path
+    # An option that lacks its value is refused without word of whose it is.
+    path = _path_of(arguments) if given.ctx is None else given.ctx.command_path
     complain(f"{said}. See: {path} --help.")
+
+
+def _path_of(arguments: Sequence[str]) -> str:
+    """The command that a command line names, with the groups that it is in."""
+    command: Any = typer.main.get_command(app)
+    path = ["everstep"]
+    for name in arguments:
+        if not isinstance(command, TyperGroup):
+            break
+        # Groups look into their own tables for it, and not into the context.
+        command = command.get_command(cast(Any, None), name)
+        if command is None:
+            break
+        path.append(name)
+    return " ".join(path)
 
 
 def _is_from_server(error: Exception) -> bool:

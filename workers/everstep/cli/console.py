@@ -12,3 +12,9 @@ def complain(text: str) -> None:
     """Say what is wrong, in a line or a few."""
     err.print("[bold red]everstep:[/] ", end="")
     err.print(text, markup=False)
+
+
+def counted(number: float, noun: str) -> str:
+    """A number with its noun in singular or plural."""
+    shown = int(number) if number == int(number) else f"{number:g}"
+    return f"{shown} {noun}" if number == 1 else f"{shown} {noun}s"

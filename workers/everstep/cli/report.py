@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from everstep.cli.console import out
+from everstep.cli.console import counted, out
 from everstep.cli.find import RunArgument, find_run
 from everstep.cli.html_page import write
 from everstep.cli.incidents import current_records
@@ -60,7 +60,8 @@ def report_command(
         for table in _tables(found):
             out.print(table)
         out.print(
-            f"ETTR {found.ettr:.2%}: {found.steps} steps in {found.to_s - found.from_s:.1f} s"
+            f"ETTR {found.ettr:.2%}: {counted(found.steps, 'step')} in"
+            f" {found.to_s - found.from_s:.1f} s"
         )
 
 

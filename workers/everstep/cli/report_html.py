@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from html import escape
-from typing import Protocol
 
+from everstep.cli.console import counted
 from everstep.cli.html_page import document, table
 from everstep.core.record import IncidentRecord
 from everstep.core.report import Report, lost_s
@@ -28,44 +28,38 @@ _COLOURS = {
 }
 
 
-class Section(Protocol):
-    """A further table."""
-
-    @property
-    def title(self) -> str:
-        """Its title."""
-        ...
-
-    @property
-    def heads(self) -> Sequence[str]:
-        """What its columns are called."""
-        ...
-
-    @property
-    def rows(self) -> Iterable[Sequence[str]]:
-        """Its cells, as text."""
-        ...
-
-
-def page(
-    found: Report, incidents: Sequence[IncidentRecord], sections: Iterable[Section] = ()
-) -> str:
+def page(found: Report, incidents: Sequence[IncidentRecord]) -> str:
     """The whole page.
 
     Args:
         found: The run's figures.
         incidents: Its incidents, by number.
-        sections: Tables to show before the single incidents.
     """
-    wall_s = found.to_s - found.from_s
+    took = _duration(found.to_s - found.from_s)
     body = [
         f"<h1>{escape(found.job)}: ETTR {found.ettr:.2%}</h1>",
-        f"<p>{found.steps} steps in {_duration(wall_s)}, from {story.clock(found.from_s)} to"
-        f" {story.clock(found.to_s)} UTC; {len(incidents)} incidents.</p>",
-        "<h2>Effective training time ratio</h2>",
+        f"<p>{counted(found.steps, 'step')} in {took}, from {story.clock(found.from_s)} to"
+        f" {story.clock(found.to_s)} UTC; {counted(len(incidents), 'incident')}.</p>",
+        *time_spent(found, incidents),
+        *incident_tables(found, incidents),
+    ]
+    return document(f"{found.job}: report", body)
+
+
+def time_spent(found: Report, incidents: Sequence[IncidentRecord], of: str = "") -> list[str]:
+    """The curve of ETTR, and where the time went.
+
+    Args:
+        found: The run's figures.
+        incidents: Its incidents, by number.
+        of: What titles add to themselves: of which run it is, where a page is of several.
+    """
+    wall_s = found.to_s - found.from_s
+    return [
+        f"<h2>Effective training time ratio{escape(of)}</h2>",
         "<p>Cumulative (solid) and of the hour before (dashed); each line is an incident.</p>",
         _curve(found, incidents),
-        "<h2>Where the time went</h2>",
+        f"<h2>Where the time went{escape(of)}</h2>",
         _bar(found),
         table(
             ("class", "seconds", "share"),
@@ -76,41 +70,53 @@ def page(
             ],
         ),
     ]
-    for section in sections:
-        rows = [[escape(cell) for cell in row] for row in section.rows]
-        heads = [escape(head) for head in section.heads]
-        body += [f"<h2>{escape(section.title)}</h2>", table(heads, rows)]
-    if incidents:
-        body += [
-            "<h2>Incidents by symptom</h2>",
-            table(
-                ("symptom", "incidents", "mean s", "worst s", "resolved by"),
-                [
-                    (
-                        escape(one.symptom),
-                        str(one.incidents),
-                        f"{one.mean_s:.2f}",
-                        f"{one.worst_s:.2f}",
-                        ", ".join(f"{rung} {count}" for rung, count in one.rungs),
-                    )
-                    for one in found.symptoms
-                ],
-            ),
-            "<h2>Incidents</h2>",
-            table(
-                ("no.", "at", "what", "lost s", "evicted"),
-                [_row(found, record) for record in incidents],
-            ),
-        ]
-    return document(f"{found.job}: report", body)
 
 
-def _row(found: Report, record: IncidentRecord) -> tuple[str, ...]:
+def incident_tables(
+    found: Report,
+    incidents: Sequence[IncidentRecord],
+    of: str = "",
+    clock: Callable[[float], str] = story.clock,
+) -> list[str]:
+    """The incidents by symptom, and one by one; nothing where there were none.
+
+    Args:
+        found: The run's figures.
+        incidents: Its incidents, by number.
+        of: What titles add to themselves.
+        clock: How a moment is told.
+    """
+    if not incidents:
+        return []
+    return [
+        f"<h2>Incidents by symptom{escape(of)}</h2>",
+        table(
+            ("symptom", "incidents", "mean s", "worst s", "resolved by"),
+            [
+                (
+                    escape(one.symptom),
+                    str(one.incidents),
+                    f"{one.mean_s:.2f}",
+                    f"{one.worst_s:.2f}",
+                    ", ".join(f"{rung} {count}" for rung, count in one.rungs),
+                )
+                for one in found.symptoms
+            ],
+        ),
+        f"<h2>Incidents{escape(of)}</h2>",
+        table(
+            ("no.", "at", "what", "lost s", "evicted"),
+            [_row(found, record, clock) for record in incidents],
+        ),
+    ]
+
+
+def _row(found: Report, record: IncidentRecord, clock: Callable[[float], str]) -> tuple[str, ...]:
     rungs = ", ".join(climb.rung for climb in record.climbs)
     what = f"{record.finding.symptom}: {rungs}<br><small>{escape(record.finding.reason)}</small>"
     seconds = sum(lost_s(found.stretches, record.incident).values())
     evicted = escape(", ".join(record.evicted))
-    return str(record.incident), story.clock(record.fault_at_s), what, f"{seconds:.2f}", evicted
+    return str(record.incident), clock(record.fault_at_s), what, f"{seconds:.2f}", evicted
 
 
 def _curve(found: Report, incidents: Sequence[IncidentRecord]) -> str:

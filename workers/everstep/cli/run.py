@@ -15,7 +15,7 @@ import typer
 from temporalio.service import RPCError
 
 from everstep.activities.archive import load_incidents
-from everstep.cli.console import complain, err, out
+from everstep.cli.console import complain, counted, err, out
 from everstep.cli.find import RUNS
 from everstep.cli.incidents import incident_table, timeline_table
 from everstep.cli.main import STOPPED
@@ -201,11 +201,6 @@ def summary_line(figures: dict[str, Any]) -> str:
         f"{counted(figures['steps_lost'], 'step')} lost, ETTR {figures['ettr']:.1%} "
         f"({figures['productive_s']:.1f} s of training; the rest is start-up and recovery)"
     )
-
-
-def counted(number: int, noun: str) -> str:
-    """A number with its noun in singular or plural."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def print_summary(folder: RunFolder) -> None:

@@ -14,13 +14,13 @@ import typer
 from rich.progress import Progress
 
 from everstep.cli import html_page
-from everstep.cli.console import err, out
-from everstep.cli.report_html import page
-from everstep.cli.simulate_view import Policies, as_json, sections, show
+from everstep.cli.console import counted, err, out
+from everstep.cli.simulate_html import page
+from everstep.cli.simulate_view import Policies, as_json, show
 from everstep.core.errors import InputError
 from everstep.core.simulation.engine import Run, simulate
 from everstep.core.simulation.faults import Fault, draw_faults
-from everstep.core.simulation.figures import Figures, figures, page_report
+from everstep.core.simulation.figures import Figures, figures
 from everstep.core.simulation.setting import Choices, Durations, Method, Setting
 from everstep.spec.job import JobSpec
 from everstep.spec.load import read_spec
@@ -79,7 +79,10 @@ def simulate_command(
     ] = None,
     json_wanted: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
-    """Simulate a job of any size for months, with the ladder that decides in production."""
+    """Simulate a job of any size for months, with the ladder that decides in production.
+
+    What the files of its options may say stands in docs/simulation.md.
+    """
     _in_range(days, seeds, kills, engine)
     if html is not None:
         html_page.check(html)
@@ -98,14 +101,14 @@ def simulate_command(
     took_s = time.monotonic() - began_s
     policies = Policies(job.name, days, found)
     if html is not None:
-        html_page.write(html, page(page_report(first), first.records, sections(policies)))
+        html_page.write(html, page(first, policies))
         (err if json_wanted else out).print(f"written to {html}")
     if json_wanted:
         typer.echo(json.dumps(as_json(policies), indent=2))
     elif html is None:
         show(first, policies)
-    runs = len(choices) * seeds
-    err.print(f"{runs} run{'s' if runs > 1 else ''} of {days:g} days in {took_s:.1f} s")
+    runs = counted(len(choices) * seeds, "run")
+    err.print(f"{runs} of {counted(days, 'day')} in {took_s:.1f} s")
 
 
 def _in_range(days: float, seeds: int, kills: int, engine: str) -> None:
@@ -205,7 +208,8 @@ def _run_workflows(
         def tell(so_far: SoFar) -> None:
             nonlocal seen
             seen = so_far
-            told = f"{so_far.ratio * days:.1f} of {days:g} days, {so_far.incidents} incidents"
+            met = counted(so_far.incidents, "incident")
+            told = f"{so_far.ratio * days:.1f} of {counted(days, 'day')}, {met}"
             progress.update(bar, completed=so_far.ratio, description=told)
 
         given = Given(small, kills=kills, progress=tell)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import statistics
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from rich.table import Table
+from rich.markup import escape
 
-from everstep.cli.console import out
+from everstep.cli.console import counted, out
+from everstep.cli.tables import fitted
 from everstep.core.simulation import compare
 from everstep.core.simulation.compare import Interval
 from everstep.core.simulation.engine import Run
@@ -23,8 +25,7 @@ from everstep.core.simulation.figures import (
 
 _CURVE_ROWS, _CURVE_COLUMNS = 10, 72
 
-_WIDE = 80
-"""Columns of a terminal from which on a table has room for names."""
+_NO_INTERVAL = "One seed tells no interval; --seeds 5 does."
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,20 +47,36 @@ class Policies:
         """Everstep's own."""
         return next(iter(self.runs.values()))
 
+    @property
+    def of_own(self) -> str:
+        """What the titles of its tables say."""
+        num_seeds = len(self.own)
+        mean = f", mean of {num_seeds} seeds" if num_seeds > 1 else ""
+        return f": {next(iter(self.runs))}{mean}"
+
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A table with a title."""
+    """A table.
+
+    Attributes:
+        title: What it is of.
+        heads: What its columns are called.
+        rows: Its cells.
+        note: What its words mean; stands below it.
+    """
 
     title: str
     heads: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
+    note: str = ""
 
 
 def sections(policies: Policies) -> list[Section]:
     """All tables."""
     found = [_spent(policies), _shares(policies), _table_4(policies), _table_6(policies)]
     found.append(_machines(policies))
+    found = [replace(each, title=f"{each.title}{policies.of_own}") for each in found]
     if len(policies.runs) > 1:
         found += [_side_by_side(policies), _by_symptom(policies)]
     return found
@@ -67,23 +84,26 @@ def sections(policies: Policies) -> list[Section]:
 
 def show(first: Run, policies: Policies) -> None:
     """Print everything for a person."""
-    own = compare.ettr(policies.own)
-    out.print(f"[bold]{policies.job}[/bold], {policies.days:g} days: ETTR {_percent(own)}")
-    for line in curve(first):
+    days = counted(policies.days, "day")
+    out.print(f"[bold]{escape(policies.job)}[/bold], {days}: ETTR {ettr_of(policies)}")
+    for line in curve(first, len(policies.own)):
         out.print(line, markup=False)
     for section in sections(policies):
-        table = Table(title=section.title, title_justify="left")
-        for number, head in enumerate(section.heads):
-            # Whose row it is stays whole where there is room; what does not fit goes on below.
-            whole = number == 0 and out.width >= _WIDE
-            table.add_column(head, overflow="fold", no_wrap=whole)
-        for row in section.rows:
-            table.add_row(*row)
-        out.print(table)
+        for table in fitted(section.title, section.heads, section.rows, out.width):
+            out.print(table)
+        if section.note:
+            out.print(textwrap.fill(section.note, out.width), markup=False)
+
+
+def ettr_of(policies: Policies) -> str:
+    """What Everstep's own came to."""
+    num_seeds = len(policies.own)
+    of = f", 95 % interval over {num_seeds} seeds" if num_seeds > 1 else ""
+    return f"{_percent(compare.ettr(policies.own))} %{of}"
 
 
 def as_json(policies: Policies) -> dict[str, Any]:
-    """For programs: intervals of ETTR, and all tables' figures of each seed."""
+    """For programs: intervals of ETTR (null for one seed), and all tables' figures of each seed."""
     return {
         "job": policies.job,
         "days": policies.days,
@@ -98,9 +118,14 @@ def as_json(policies: Policies) -> dict[str, Any]:
     }
 
 
-def curve(run: Run) -> list[str]:
-    """ETTR over time, cumulative (*) and of the hour before (.), as in the paper's Fig. 10."""
-    points = page_report(run).curve
+def curve(run: Run, num_seeds: int = 1) -> list[str]:
+    """ETTR over time, cumulative (*) and of the hour before (.), as in the paper's Fig. 10.
+
+    Args:
+        run: Of the first seed.
+        num_seeds: Of how many; where there are others it is said which one this is.
+    """
+    points = page_report(run, "").curve
     grid = [[" "] * _CURVE_COLUMNS for _ in range(_CURVE_ROWS + 1)]
 
     def put(at_s: float, ratio: float, mark: str) -> None:
@@ -114,8 +139,9 @@ def curve(run: Run) -> list[str]:
     lines = [
         f"{1 - row / _CURVE_ROWS:4.0%} |{''.join(cells).rstrip()}" for row, cells in enumerate(grid)
     ]
-    days = run.setting.days
-    return [*lines, f"     +{'-' * _CURVE_COLUMNS} {days:g} days; * so far, . last hour"]
+    of = f"seed {run.setting.seed} only, " if num_seeds > 1 else ""
+    legend = f"{of}{counted(run.setting.days, 'day')}; * so far, . last hour"
+    return [*lines, f"     +{'-' * _CURVE_COLUMNS}", f"      {legend}"]
 
 
 def _spent(policies: Policies) -> Section:
@@ -175,10 +201,14 @@ def _table_6(policies: Policies) -> Section:
             )
         )
     heads = (
-        "symptom", "incidents", "locate mean", "locate worst", "restart mean", "paper mean",
+        "symptom", "count", "locate mean", "locate worst", "restart mean", "paper mean",
         "paper worst",
     )  # fmt: skip
-    return Section("Table 6, in seconds", heads, tuple(rows))
+    note = (
+        "count: incidents a run. locate: from the alert to the order to start; worst: of all"
+        " runs. restart: from there to ranks that begin a step."
+    )
+    return Section("Table 6, in seconds", heads, tuple(rows), note)
 
 
 def _machines(policies: Policies) -> Section:
@@ -201,25 +231,39 @@ def _machines(policies: Policies) -> Section:
 def _side_by_side(policies: Policies) -> Section:
     rows: list[tuple[str, ...]] = []
     for name, runs in policies.runs.items():
-        ahead = compare.ahead(policies.own, runs)
-        apart = not compare.ettr(runs).overlaps(compare.ettr(policies.own))
         own = runs is policies.own
         rows.append(
             (
                 name,
                 _percent(compare.ettr(runs)),
-                "" if own else f"{100 * ahead.mean:+.2f} ({_range(ahead)})",
-                "" if own else "no" if apart else "yes",
+                "" if own else _ahead(compare.ahead(policies.own, runs)),
                 f"{statistics.fmean(run.false_evictions for run in runs):.1f}",
                 f"{statistics.fmean(run.missed for run in runs):.1f}",
                 f"{statistics.fmean(run.standbys_used for run in runs):.0f}",
             )
         )
-    heads = (
-        "policy", "ETTR (95 %)", "everstep ahead by, points", "overlap", "false evictions",
-        "missed", "spares used",
-    )  # fmt: skip
-    return Section("Policies, with the same faults", heads, tuple(rows))
+    heads = ("policy", "ETTR, %", "ahead by, points", "false evictions", "missed", "spares used")
+    own_name = next(iter(policies.runs))
+    ahead = (
+        f"ahead by: {own_name} before that policy, seed by seed, with the 95 % interval of that"
+        " difference; where it holds 0, the two cannot be told apart."
+        if len(policies.own) > 1
+        else f"ahead by: {own_name} before that policy. {_NO_INTERVAL}"
+    )
+    note = (
+        f"{ahead} false evictions: machines without a fault that were taken out for good. missed:"
+        " incidents that closed while a machine that caused them still held a slot. spares used:"
+        " machines that took over a slot. All are means of a run."
+    )
+    return Section("Policies, with the same faults", heads, tuple(rows), note)
+
+
+def _ahead(found: Interval) -> str:
+    text = f"{100 * found.mean:+.2f}"
+    if found.low is None or found.high is None:
+        return text
+    told = "holds 0" if found.holds(0.0) else "clear"
+    return f"{text} ({100 * found.low:+.2f} to {100 * found.high:+.2f}), {told}"
 
 
 def _by_symptom(policies: Policies) -> Section:
@@ -250,13 +294,10 @@ def _plain(run: Figures) -> dict[str, Any]:
 
 
 def _percent(found: Interval) -> str:
-    if found.low == found.high:
-        return f"{found.mean:.2%}"
-    return f"{found.mean:.2%} ({found.low:.2%} to {found.high:.2%})"
-
-
-def _range(found: Interval) -> str:
-    return f"{100 * found.low:+.2f} to {100 * found.high:+.2f}"
+    text = f"{100 * found.mean:.2f}"
+    if found.low is None or found.high is None:
+        return text
+    return f"{text} ({100 * found.low:.2f} to {100 * found.high:.2f})"
 
 
 def _known(value: float | None, form: str) -> str:

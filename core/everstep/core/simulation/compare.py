@@ -23,17 +23,25 @@ class Interval:
 
     Attributes:
         mean: The mean.
-        low: Lower end; equal to the mean where there is one seed only, which tells no spread.
+        low: Lower end; None, as `high`, where there is one seed only, which tells no spread.
         high: Upper end.
     """
 
     mean: float
-    low: float
-    high: float
+    low: float | None = None
+    high: float | None = None
 
-    def overlaps(self, other: Interval) -> bool:
-        """Whether the two cannot be told apart."""
-        return self.low <= other.high and other.low <= self.high
+    def holds(self, value: float) -> bool | None:
+        """Whether the interval holds a value; None where there is no interval."""
+        if self.low is None or self.high is None:
+            return None
+        return self.low <= value <= self.high
+
+    def within(self, least: float, most: float) -> Interval:
+        """The same, without what lies outside of what is possible."""
+        if self.low is None or self.high is None:
+            return self
+        return Interval(self.mean, max(self.low, least), min(self.high, most))
 
 
 def interval(values: Sequence[float]) -> Interval:
@@ -46,19 +54,22 @@ def interval(values: Sequence[float]) -> Interval:
         raise ValueError("no values")
     mean = statistics.fmean(values)
     if len(values) == 1:
-        return Interval(mean, mean, mean)
+        return Interval(mean)
     t = _T_95[min(len(values) - 1, len(_T_95)) - 1]
     half = t * statistics.stdev(values) / math.sqrt(len(values))
     return Interval(mean, mean - half, mean + half)
 
 
 def ettr(runs: Sequence[Figures]) -> Interval:
-    """ETTR over the seeds of one policy."""
-    return interval([run.ettr for run in runs])
+    """ETTR over the seeds of one policy, 0 to 1."""
+    return interval([run.ettr for run in runs]).within(0.0, 1.0)
 
 
 def ahead(runs: Sequence[Figures], others: Sequence[Figures]) -> Interval:
     """By how much ETTR is higher, seed by seed.
+
+    Whether this interval holds 0 decides whether the two can be told apart: their own intervals
+    also hold the luck of the seeds, which they share.
 
     Raises:
         ValueError: The two were not run with the same number of seeds.

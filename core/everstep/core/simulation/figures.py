@@ -5,10 +5,11 @@ from __future__ import annotations
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from everstep.core import ledger, report
 from everstep.core.ledger import Stretch
+from everstep.core.record import IncidentRecord
 from everstep.core.report import Report
 from everstep.core.simulation.engine import Met, Run
 from everstep.core.vocabulary import ClimbOutcome, Rung, Spent, Symptom
@@ -81,7 +82,7 @@ class Figures:
         false_evictions: Machines that were taken out for good and had no fault.
         right_evictions: Those that had one.
         returned: Machines that were evicted with their group, tested, and let back in.
-        missed: Incidents that closed while a faulty machine still held a slot.
+        missed: Incidents that closed while a machine that caused them still held a slot.
         standbys_used: Machines that took a slot.
         held: Incidents that waited for a machine or a person.
     """
@@ -125,9 +126,17 @@ def figures(run: Run) -> Figures:
     )
 
 
-def page_report(run: Run) -> Report:
-    """The run as `everstep report` has it, in seconds since its begin."""
-    return report.report(run.setting.choices.name, run.steps, run.records, 0.0, run.to_s)
+def page_report(run: Run, job: str) -> Report:
+    """The run of a job as `everstep report` has it, in seconds since its begin."""
+    return report.report(job, run.steps, page_records(run), 0.0, run.to_s)
+
+
+def page_records(run: Run) -> list[IncidentRecord]:
+    """The incidents by what was really wrong, as Table 6 counts them, and not by what was seen."""
+    return [
+        replace(record, finding=replace(record.finding, symptom=met.fault.symptom))
+        for record, met in zip(run.records, run.met, strict=True)
+    ]
 
 
 def resolved_by(met: Met) -> str:

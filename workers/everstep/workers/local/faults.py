@@ -53,11 +53,13 @@ BROKEN = {
     FaultKind.NAN: "NaN in the gradient of the machine's first rank, at every step",
     FaultKind.SDC: "a flipped bit in the products of the machine's first rank; only the bitwise"
     " test sees it",
-    FaultKind.CUDA_ERROR: "the machine's first rank crashes, at every step",
+    FaultKind.CUDA_ERROR: "the machine's first rank crashes, at every step; no check sees it,"
+    " only replay does",
     FaultKind.TRANSIENT: "the machine's first rank crashes, once",
     FaultKind.SLOW: "the machine's steps take longer",
     FaultKind.HANG: "the machine's first rank never ends its step",
-    FaultKind.LINK_BAD: "what two machines send each other is lost or wrong (MACHINE-MACHINE)",
+    FaultKind.LINK_BAD: "what two machines send each other is lost or wrong (MACHINE-MACHINE); the"
+    " links check sees it",
 }
 """What stays with a machine until it is evicted, and shows at its next step."""
 
@@ -167,9 +169,10 @@ def told() -> str:
     broken = "; ".join(f"{kind}: {what}" for kind, what in BROKEN.items())
     options = "; ".join(f"{option}: {what}" for option, what in OPTIONS.items())
     return (
-        f"Killed, by SIGKILL: {', '.join(KILLED)}. Broken, in the reference trainer and in checks,"
-        f" until the machine is evicted: {broken}. code_error: the job starts with a code version"
-        f" that fails after STEP, and has one before that does not. Options: {options}."
+        f"Killed, by SIGKILL: {', '.join(KILLED)}. Broken, in the reference trainer, and in checks"
+        f" where that is said, until the machine is evicted: {broken}. code_error: the job starts"
+        f" with a code version that fails after STEP, and has one before that does not."
+        f" Options: {options}."
     )
 
 
