@@ -105,7 +105,7 @@ async def test_failure_that_replay_does_not_reproduce_ends_at_a_person(
         await control.until(lambda r: r.attempt_after == 3 and r.first_step_at_s is not None)
         found = await climbs(control)
     assert "nothing left to try" in held.missing
-    assert "everstep incident approve 1" in held.missing
+    assert "everstep approve 1" in held.missing
     assert found[-2:] == [(REPLAY, ClimbOutcome.PASSED), (PAGE, ClimbOutcome.DONE)]
     assert world.done("evict") == []
 
@@ -153,7 +153,7 @@ async def test_person_may_deny_a_rung_and_an_observed_one_is_only_noted(
         await control.incident().signal(ResolveIncident.deny, Approval("op", "it is in use"))
         await control.until(lambda r: r.first_step_at_s is not None)
         found = await climbs(control)
-    assert "everstep incident deny 1" in held.missing
+    assert "everstep deny 1" in held.missing
     assert found == [
         (EVICT, ClimbOutcome.DENIED),
         (CHECKS, ClimbOutcome.OBSERVED),
@@ -192,7 +192,7 @@ async def test_denied_eviction_of_a_machine_that_is_gone_is_asked_for_until_it_i
     assert first.startswith("evict: machine gone: m2 (lost)")
     assert second.startswith("evict: denied before, and seen again: machine gone: m2 (no answer)")
     assert third.startswith("evict: nothing left to try without the eviction of m2")
-    assert "A yes evicts m2. To go on all the same: everstep incident approve 1" in third
+    assert "A yes evicts m2. To go on all the same: everstep approve 1" in third
     assert "deny" not in third
     assert [(c.rung, c.outcome, c.machines) for c in record.climbs] == [
         (EVICT, ClimbOutcome.DENIED, ("m2",)),

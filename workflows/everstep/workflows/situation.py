@@ -219,9 +219,9 @@ class Situation:
             OvertakenError: Newer evidence came first.
         """
         number = self.record.incident
-        ways = f"To go on all the same: everstep incident approve {number}"
+        ways = f"To go on all the same: everstep approve {number}"
         if may_deny:
-            ways += f". To leave it out: everstep incident deny {number}"
+            ways += f". To leave it out: everstep deny {number}"
         self._word, self._asked, self._may_deny = None, True, may_deny
         try:
             await self.hold(
