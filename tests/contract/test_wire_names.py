@@ -116,6 +116,7 @@ def test_workflow_signal_and_query_names_are_pinned() -> None:
             "standby_refused",
             "updates_heard",
             "updates_made",
+            "updates_undone",
         ],
         "queries": ["status"],
         "updates": ["cancel_update", "hot_update"],

@@ -1,11 +1,13 @@
-"""Adds histories to replay: `python -m tests.replay.record NAME [whole|batches]`.
+"""Adds histories to replay: `python -m tests.replay.record NAME [whole|batches|denied]`.
 
 `whole` runs one job with fake machines through a killed rank, a lost machine, a hold for want of a
 standby (of which somebody is told in vain), a NaN that walks the whole ladder to a denied eviction,
 and a hang that costs a group, which comes back, on a server of its own, and stores the histories of
 the job and of every incident as `histories/NAME-*.json`. `batches` runs one of five machines that
-are ordered two at a time through a lost machine, and stores those of its batches, too. Histories
-already there are never replaced: they stand for incidents that were open when newer code came.
+are ordered two at a time through a lost machine, and stores those of its batches, too. `denied`
+runs one through a lost machine whose eviction a person denies, is asked for again, and allows, and
+through an update that is rolled back. Histories already there are never replaced: they stand for
+incidents that were open when newer code came.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ from everstep.core.vocabulary import Outcome, Symptom, Verdict
 from everstep.spec.job import JobSpec
 from everstep.spec.policies import Parallelism
 from everstep.workflows.incident import ResolveIncident
-from everstep.workflows.messages import Approval
+from everstep.workflows.job import RunJob
+from everstep.workflows.messages import Approval, UpdateRequest
 from tests.fakes.control import Control, controlled
 from tests.fakes.fleet import FakeWorld
 from tests.fakes.servers import dev_server
@@ -59,6 +62,9 @@ WIDE = SPEC.model_copy(
 )
 
 
+ASKS = JobSpec.model_validate({**SPEC.model_dump(), "safety": {"modes": {"evict": "approve"}}})
+
+
 async def live(control: Control) -> None:
     """A life with five incidents."""
     for number in range(5):
@@ -78,6 +84,37 @@ async def live(control: Control) -> None:
     await walk_the_ladder(control)
     await hang(control)
     await control.finish()
+
+
+async def live_with_a_no(control: Control) -> None:
+    """The job starts again with a machine that is gone; then with code that makes no step."""
+    for number in range(5):
+        await control.join(f"m{number}")
+    await control.training(1)
+    await control.world.advance(1, 7)
+    await control.lose("m2")
+    await control.until(lambda record: record.outcome is Outcome.HELD)
+    await control.incident().signal(ResolveIncident.deny, Approval("recorder"))
+    await control.until(lambda record: "denied before" in record.missing)
+    await control.incident().signal(ResolveIncident.approve, Approval("recorder"))
+    attempt = await trains_again(control, 1)
+    await control.until_phase("training")
+    control.world.training = False
+    update = UpdateRequest("recorder", "/code/v2", (), "to be undone", urgent=True)
+    await control.handle.execute_update(RunJob.hot_update, update)  # pyright: ignore[reportUnknownMemberType]
+    await control.until_started(attempt + 1)
+    control.world.training = True
+    await control.crash("m1", 2, 11)
+    await trains_again(control, 2)
+    await control.finish()
+
+
+async def trains_again(control: Control, incident: int) -> int:
+    """The attempt that an incident has recovered with."""
+    await control.until(lambda record: record.first_step_at_s is not None, incident)
+    attempt = (await control.record(incident)).attempt_after
+    await recovered(control, incident, attempt)
+    return attempt
 
 
 def trains(attempt: int, record: IncidentRecord) -> bool:
@@ -153,13 +190,22 @@ async def batches(address: str) -> dict[str, WorkflowHistory]:
     return histories
 
 
+async def denied(address: str) -> dict[str, WorkflowHistory]:
+    async with controlled(address, ASKS, FakeWorld(8)) as control:
+        await live_with_a_no(control)
+        histories = {"job": await control.handle.fetch_history()}
+        for incident in (1, 2):
+            histories[f"incident-{incident}"] = await control.incident(incident).fetch_history()
+    return histories
+
+
 def children(history: WorkflowHistory) -> list[str]:
     """Ids of the child workflows that a workflow has started."""
     started = [event.child_workflow_execution_started_event_attributes for event in history.events]
     return [one.workflow_execution.workflow_id for one in started if one.workflow_type.name]
 
 
-LIVES = {"whole": whole, "batches": batches}
+LIVES = {"whole": whole, "batches": batches, "denied": denied}
 
 
 async def record(name: str, life: str, address: str) -> None:

@@ -418,3 +418,75 @@ def test_machine_that_came_back_is_evicted_once_more_and_then_never_again() -> N
     incident.standing = replace(STANDING, returned=("m2",))
     assert incident.again(hang).machines == ("m2",)
     assert incident.again(hang).rung is CHECKS
+
+
+GONE = finding(("m2",), confident=True, symptom=Symptom.AGENT_LOST)
+
+
+def denied(failure: Finding) -> Climb:
+    """A person said no to the eviction of the machines that a finding names."""
+    machines, symptom = failure.machines, failure.symptom
+    return Climb(EVICT, "because", machines, 1, 0.0, ClimbOutcome.DENIED, symptom, machines)
+
+
+def test_denied_machine_that_does_not_answer_the_restart_is_asked_for_again() -> None:
+    incident = Incident({CHECKS: (ClimbOutcome.COULD_NOT_TELL, ())}, climbs=[denied(GONE)])
+    checks = incident.again(GONE)
+    assert (checks.rung, incident.again(GONE).rung) == (CHECKS, REATTEMPT)
+    assert "no machine stands out" not in checks.reason
+    assert "a person denied the eviction of m2" in checks.reason
+    again = incident.again(GONE)
+    assert (again.rung, again.machines, again.mode) == (EVICT, ("m2",), Mode.APPROVE)
+    assert "denied before" in again.reason
+    assert not again.only_way
+    yes = next_rung(GONE, incident.climbs, POLICY, Standing(approved=True))
+    assert (yes.rung, yes.machines, yes.mode) == (EVICT, ("m2",), Mode.AUTOMATIC)
+    incident.climbs.append(denied(GONE))
+    assert incident.again(GONE).rung is ROLLBACK, "a no counts until there is new evidence"
+
+
+def test_denied_machine_is_asked_for_again_at_once_for_another_certain_fault() -> None:
+    warm = finding(("m2",), confident=True, symptom=Symptom.GPU_UNAVAILABLE)
+    incident = Incident(climbs=[denied(warm)])
+    assert incident.again(warm).rung is CHECKS
+    assert incident.again(GONE).machines == ("m2",)
+
+
+def test_denied_machine_is_not_asked_for_again_for_what_is_not_certain_or_of_another() -> None:
+    vague = finding(("m2",), symptom=Symptom.AGENT_LOST)
+    incident = Incident(climbs=[denied(GONE)])
+    assert incident.all(vague)[:4] == [CHECKS, REATTEMPT, ROLLBACK, REPLAY]
+    other = finding(("m5",), confident=True, symptom=Symptom.AGENT_LOST)
+    assert incident.again(other).machines == ("m5",)
+
+
+def test_with_nothing_left_the_machine_that_is_gone_is_what_the_incident_waits_for() -> None:
+    no_rungs = Standing(unavailable=dict.fromkeys([CHECKS, REATTEMPT, ROLLBACK, REPLAY], "no"))
+    climbed = [denied(GONE)]
+    held = next_rung(GONE, climbed, POLICY, no_rungs)
+    assert (held.rung, held.machines, held.mode) == (EVICT, ("m2",), Mode.APPROVE)
+    assert held.only_way
+    assert held.reason == "nothing left to try without the eviction of m2: because"
+    yes = next_rung(GONE, climbed, POLICY, replace(no_rungs, approved=True))
+    assert (yes.rung, yes.machines, yes.mode) == (EVICT, ("m2",), Mode.AUTOMATIC)
+    evicted = [*climbed, replace(denied(GONE), outcome=ClimbOutcome.DONE)]
+    assert next_rung(GONE, evicted, POLICY, no_rungs).rung is PAGE
+    alive = finding(("m2",), confident=True, symptom=Symptom.GPU_UNAVAILABLE)
+    assert next_rung(alive, [denied(alive)], POLICY, no_rungs).rung is PAGE
+
+
+def test_yes_after_restarts_without_a_step_evicts_the_machine_that_is_gone_and_not_less() -> None:
+    stuck = Standing(restarts_without_progress=3)
+    observed = [replace(denied(GONE), outcome=ClimbOutcome.OBSERVED)]
+    shadow = replace(POLICY, modes={EVICT: Mode.OBSERVE})
+    for climbed, policy in (([denied(GONE)], POLICY), (observed, shadow)):
+        held = next_rung(GONE, climbed, policy, stuck)
+        assert (held.rung, held.mode, held.only_way) == (EVICT, Mode.APPROVE, True)
+        assert "3 restarts brought no new step without the eviction of m2" in held.reason
+        yes = next_rung(GONE, climbed, policy, replace(stuck, approved=True))
+        assert (yes.rung, yes.machines, yes.mode) == (EVICT, ("m2",), Mode.AUTOMATIC)
+
+
+def test_incident_that_left_an_eviction_out_before_this_was_known_goes_on_as_it_did() -> None:
+    before = Incident(standing=Standing(asks_again=False), climbs=[denied(GONE)])
+    assert before.all(GONE) == [CHECKS, REATTEMPT, ROLLBACK, REPLAY, PAGE]

@@ -94,3 +94,12 @@ def test_failures_are_counted_without_those_that_only_shared_a_group() -> None:
     known = memory.after_eviction(known, "m2", 20.0, "GPU lost")
     known = memory.after_eviction(known, "m2", 30.0, "GPU lost")
     assert memory.num_failures(known) == 2
+
+
+def test_a_rollback_takes_back_what_it_passes_over() -> None:
+    known = versions("v1", "v2", "v3", "v4")
+    assert memory.given_up(known, "v3") == ("v3",)
+    known = memory.proven(known, "v1")
+    assert memory.given_up(known, "v3") == ("v2", "v3")
+    assert memory.given_up(memory.failed(known, "v2", "NaN"), "v3") == ("v2", "v3")
+    assert memory.given_up(versions("v1"), "unknown") == ("unknown",)

@@ -19,6 +19,7 @@ from everstep.core.updates import (
     objection,
     outcome,
     pending,
+    rolled_back,
     variables_of,
 )
 
@@ -122,9 +123,26 @@ def test_what_became_of_it_is_told_in_words() -> None:
     gone = replace(made, state=UpdateState.CANCELLED, became="")
     codes = [CodeVersion("v2", "/v2")]
     broken = [CodeVersion("v2", "/v2", failed="no first step")]
-    assert [outcome(one, codes) for one in (waits, gone, made)] == [
+    assert [outcome(one, codes, ()) for one in (waits, gone, made)] == [
         "waits for a restart",
         "withdrawn",
         "made, as v2",
     ]
-    assert outcome(made, broken) == "rolled back: no first step"
+    assert outcome(made, broken, [made]) == "rolled back: no first step"
+
+
+def test_updates_of_one_restart_are_rolled_back_together_and_each_says_how_to_ask_again() -> None:
+    waiting = [update(1, settings=(("lr", "1"), ("note", "a b"))), update(2, "v2"), update(3, "v3")]
+    made = applied(applied(waiting, (1, 2), "v2+1"), (3,), "v3+1")
+    undone = rolled_back(made, ("v2+1",), "no such option: note")
+    first, second, third = (outcome(one, [], undone) for one in undone)
+    assert first.startswith("rolled back together with update 2, ")
+    assert "no such option: note" in first
+    assert first.endswith("alone: everstep hot-update --set lr=1 --set 'note=a b'")
+    assert second.startswith("rolled back together with update 1, ")
+    assert second.endswith("alone: everstep hot-update --code /code/v2")
+    assert third == "made, as v3+1"
+    alone = rolled_back(made, ("v3+1",), "it crashed")
+    assert outcome(alone[2], [], alone) == "rolled back: it crashed"
+    older = [CodeVersion("v2+1", "/code/v2", failed="it crashed")]
+    assert "together with update 2" in outcome(made[0], older, made)

@@ -32,6 +32,7 @@ from everstep.spec.job import JobSpec
 from everstep.workers import runtime
 from everstep.workers.local.folder import RunFolder
 from everstep.workers.payloads import DATA_CONVERTER
+from everstep.workflows import story
 from everstep.workflows.incident import ResolveIncident
 from everstep.workflows.job import RunJob
 from everstep.workflows.messages import (
@@ -200,7 +201,7 @@ async def test_two_updates_at_once_while_an_incident_is_open(
         assert await here.call("hot-update", place, "--set", "lr=9") == 0
         assert "update 3 is withdrawn" in await here.says(0, "updates", place, "--cancel", "3")
         twice = await here.says(2, "updates", place, "--cancel", "3")
-        assert "refused: update: update 3 is cancelled already" in twice
+        assert "refused: update: update 3 does not wait any more, it is withdrawn" in twice
         assert "there is no update 7" in await here.says(2, "updates", place, "--cancel", "7")
         nothing = await here.says(2, "hot-update", place)
         assert "nothing would change" in nothing
@@ -208,12 +209,51 @@ async def test_two_updates_at_once_while_an_incident_is_open(
         record = await here.trains()
         states = [one["state"] for one in await here.updates()]
         made = await here.says(2, "updates", place, "--cancel", "1")
-        assert "update 1 is applied already" in made
+        assert "update 1 does not wait any more, it is made, as v1+" in made
         status = await here.control.status()
     assert states == ["applied", "applied", "cancelled"]
     assert record.evicted == ("m1",)
     assert status.assignment is not None
     assert dict(status.assignment.settings) == {"lr": "1", "wd": "2"}
+
+
+async def test_updates_of_a_held_incident_that_are_rolled_back_together(
+    temporal_address: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What is said of them while the incident is still open."""
+    async with desk(temporal_address, tmp_path, capsys, monkeypatch) as here:
+        place, control = str(tmp_path), here.control
+        await control.lose("m1")
+        await here.held()
+        assert await here.call("hot-update", place, "--set", "typo=1") == 0
+        (waits,) = await here.updates()
+        day = story.day(waits["due_at_s"])
+        assert waits["due_at_s"] == waits["at_s"] + 24 * 3600
+        assert day in await here.says(0, "updates", place)
+        urgent = await here.says(0, "hot-update", place, "--set", "lr=1", "--urgent")
+        assert "training stands already; incident 1 waits for a person" in " ".join(urgent.split())
+        await control.until(
+            lambda r: (
+                r.outcome is Outcome.HELD and sum("evict: " in e.text for e in r.timeline) == 2
+            )
+        )
+        control.world.training = False
+        assert await here.call("approve", "1", place) == 0
+        await control.until_started(2)
+        control.world.training = True
+        await control.crash("m2", 5, 11)
+        await here.trains()
+        found = await here.updates()
+        again = await here.says(2, "updates", place, "--cancel", "1")
+        assert (await control.status()).active_incident == 1
+    assert [one["state"] for one in found] == ["rolled_back", "rolled_back"]
+    for one, other, command in zip(found, (2, 1), ("typo=1", "lr=1"), strict=True):
+        assert one["outcome"].startswith(f"rolled back together with update {other}, ")
+        assert one["outcome"].endswith(f"alone: everstep hot-update --set {command}")
+    assert "does not wait any more, it is rolled back together with update 2" in again
 
 
 async def test_withdrawn_while_it_is_being_made(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
+from temporalio.client import WorkflowUpdateFailedError
 
 from everstep.core.memory import CodeVersion
 from everstep.core.model import Alert
@@ -12,7 +13,7 @@ from everstep.core.vocabulary import Check, ClimbOutcome, Observer, Outcome, Run
 from everstep.spec.job import JobSpec
 from everstep.workflows.incident import ResolveIncident
 from everstep.workflows.job import RunJob
-from everstep.workflows.messages import Approval
+from everstep.workflows.messages import Approval, Decision
 from tests.fakes.control import Control, controlled
 from tests.fakes.fleet import FakeWorld
 from tests.workflow.test_recovery import assemble, spec_of
@@ -104,7 +105,7 @@ async def test_failure_that_replay_does_not_reproduce_ends_at_a_person(
         await control.until(lambda r: r.attempt_after == 3 and r.first_step_at_s is not None)
         found = await climbs(control)
     assert "nothing left to try" in held.missing
-    assert "everstep incident approve 1" in held.missing
+    assert "everstep approve 1" in held.missing
     assert found[-2:] == [(REPLAY, ClimbOutcome.PASSED), (PAGE, ClimbOutcome.DONE)]
     assert world.done("evict") == []
 
@@ -152,7 +153,7 @@ async def test_person_may_deny_a_rung_and_an_observed_one_is_only_noted(
         await control.incident().signal(ResolveIncident.deny, Approval("op", "it is in use"))
         await control.until(lambda r: r.first_step_at_s is not None)
         found = await climbs(control)
-    assert "everstep incident deny 1" in held.missing
+    assert "everstep deny 1" in held.missing
     assert found == [
         (EVICT, ClimbOutcome.DENIED),
         (CHECKS, ClimbOutcome.OBSERVED),
@@ -160,6 +161,51 @@ async def test_person_may_deny_a_rung_and_an_observed_one_is_only_noted(
     ]
     assert world.done("evict") == []
     assert not [effect for effect in world.effects if effect.kind.startswith("check.")]
+
+
+async def test_denied_eviction_of_a_machine_that_is_gone_is_asked_for_until_it_is_made(
+    temporal_address: str,
+) -> None:
+    """After the restart that it does not answer, and again where nothing else is left to try."""
+    world = FakeWorld(8)
+    spec = patient(safety={"modes": {"evict": "approve"}}, replay={"steps": 2})
+    async with controlled(temporal_address, spec, world) as control:
+        await assemble(control)
+        await control.lose("m2")
+        asked: list[str] = []
+        for yes in (False, False, True):
+            await control.until(lambda r: r.outcome is Outcome.HELD and r.missing not in asked)
+            asked.append((await control.record()).missing)
+            if len(asked) == 3:
+                with pytest.raises(WorkflowUpdateFailedError) as refused:
+                    await control.incident().execute_update(  # pyright: ignore[reportUnknownMemberType]
+                        ResolveIncident.decide, Decision(False, "op")
+                    )
+                assert "cannot be left out" in str(refused.value.cause)
+            await control.incident().execute_update(  # pyright: ignore[reportUnknownMemberType]
+                ResolveIncident.decide, Decision(yes, "op")
+            )
+        await control.until(lambda r: r.first_step_at_s is not None)
+        record = await control.record()
+        status = await control.status()
+    first, second, third = asked
+    assert first.startswith("evict: machine gone: m2 (lost)")
+    assert second.startswith("evict: denied before, and seen again: machine gone: m2 (no answer)")
+    assert third.startswith("evict: nothing left to try without the eviction of m2")
+    assert "A yes evicts m2. To go on all the same: everstep approve 1" in third
+    assert "deny" not in third
+    assert [(c.rung, c.outcome, c.machines) for c in record.climbs] == [
+        (EVICT, ClimbOutcome.DENIED, ("m2",)),
+        (CHECKS, ClimbOutcome.COULD_NOT_TELL, ()),
+        (REATTEMPT, ClimbOutcome.DONE, ()),
+        (EVICT, ClimbOutcome.DENIED, ("m2",)),
+        (REPLAY, ClimbOutcome.COULD_NOT_TELL, ()),
+        (EVICT, ClimbOutcome.DONE, ("m2",)),
+    ]
+    assert world.done("evict") == [("m2", 1)]
+    assert (record.evicted, len(record.replacements)) == (("m2",), 1)
+    assert status.assignment is not None
+    assert "m2" not in status.assignment.machine_names()
 
 
 async def test_new_code_that_fails_before_its_first_step_is_rolled_back(

@@ -2,9 +2,10 @@
 
 Called by the incident workflow until training is stable again. It always ends: an eviction names
 machines that this incident has not evicted yet, or that came back since then and go for good now,
-an update is made once, every other rung is climbed
-once an incident, and what is left is a person. Tests between two attempts (`CHECKS`, `REPLAY`) only
-name machines; that these go is a rung of its own, so that one place holds everything that guards an
+an update is made once, every other rung is climbed once an incident, and what is left is a person.
+An eviction that a person has denied is asked for once more after each restart that brought new
+certain evidence against the machine. Tests between two attempts (`CHECKS`, `REPLAY`) only name
+machines; that these go is a rung of its own, so that one place holds everything that guards an
 eviction.
 """
 
@@ -30,6 +31,9 @@ SUSPECTED_OF = (
     Symptom.DISK_FAULT,
 )
 """What points at the machine of the rank that said it, and may be the code's doing all the same."""
+
+TESTS = (Rung.CHECKS, Rung.REPLAY)
+"""Rungs after which the job is not started again: they only name machines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +72,7 @@ class Standing:
         approved: Whether a person has allowed the next rung, past every limit.
         updates: Changes of code or arguments that wait for a restart.
         returned: Machines that this incident evicted for their group alone, and let come back.
+        asks_again: Whether an eviction that was not performed may be asked for once more.
     """
 
     evicted_in_window: int = 0
@@ -77,6 +82,7 @@ class Standing:
     approved: bool = False
     updates: int = 0
     returned: Collection[str] = ()
+    asks_again: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +96,14 @@ class Decision:
         reason: One sentence.
         mode: AUTOMATIC: perform it. APPROVE: wait for a person's yes or no. OBSERVE: note it as
             climbed with outcome OBSERVED, and ask again.
+        only_way: Whether nothing is left beside it, so that no is no answer.
     """
 
     rung: Rung
     machines: tuple[str, ...]
     reason: str
     mode: Mode = Mode.AUTOMATIC
+    only_way: bool = False
 
 
 def next_rung(
@@ -113,7 +121,9 @@ def next_rung(
     asking for a person when data fail twice; by trying again first when somebody ended a rank by a
     signal; and by its last rung before a person: a machine at which every failure of the incident
     pointed goes, unless a replay ran it through without a failure. Where the policy evicts
-    suspects, a machine goes untested for what a rank of its own said, the first time.
+    suspects, a machine goes untested for what a rank of its own said, the first time. Where a
+    person is needed and a machine is gone whose eviction was not performed, the person is asked for
+    that: without it no restart can bring a step.
 
     Args:
         finding: What the evidence of the newest failure says.
@@ -121,29 +131,42 @@ def next_rung(
         policy: What may be done without asking.
         standing: How things stand.
     """
-    stuck = standing.restarts_without_progress
-    if stuck >= policy.max_restarts_without_progress and not standing.approved:
-        reason = f"{stuck} restarts brought no new step: {finding.reason}"
-        return Decision(Rung.PAGE, (), reason, Mode.APPROVE)
     case = _Case(finding, climbed, standing, policy)
+    stuck = standing.restarts_without_progress
+    if stuck >= policy.max_restarts_without_progress and (case.gone or not standing.approved):
+        return _for_a_person(case, f"{stuck} restarts brought no new step")
     if case.data_accused_again:
         mode = Mode.AUTOMATIC if standing.approved else Mode.APPROVE
         return Decision(Rung.PAGE, (), f"the data have to be mended: {finding.reason}", mode)
     for rung, rule in _RULES:
         decision = None if case.closed(rung) else rule(case)
         if decision is not None:
-            return _braked(decision, policy, standing)
-    if standing.approved:
-        return Decision(Rung.PAGE, (), f"approved by a person: {finding.reason}")
-    return Decision(Rung.PAGE, (), f"nothing left to try: {finding.reason}", Mode.APPROVE)
+            return _braked(decision, case)
+    return _for_a_person(case, "nothing left to try")
 
 
-def _braked(decision: Decision, policy: Policy, standing: Standing) -> Decision:
+def _for_a_person(case: _Case, why: str) -> Decision:
+    """What only a person can say: that a machine goes that is gone, or to start all the same."""
+    reason = case.finding.reason
+    mode = Mode.AUTOMATIC if case.standing.approved else Mode.APPROVE
+    if case.gone:
+        reason = f"{why} without the eviction of {', '.join(case.gone)}: {reason}"
+        return Decision(Rung.EVICT, case.gone, reason, mode, only_way=True)
+    if case.standing.approved:
+        why = "approved by a person"
+    return Decision(Rung.PAGE, (), f"{why}: {reason}", mode)
+
+
+def _braked(decision: Decision, case: _Case) -> Decision:
+    policy, standing = case.policy, case.standing
     mode = policy.modes.get(decision.rung, Mode.AUTOMATIC)
     if mode is Mode.OBSERVE:
         return replace(decision, mode=mode)
     if standing.approved:
         return decision
+    if any(case.eviction_of(m) is ClimbOutcome.DENIED for m in decision.machines):
+        reason = f"denied before, and seen again: {decision.reason}"
+        return replace(decision, mode=Mode.APPROVE, reason=reason)
     total = standing.evicted_in_window + len(decision.machines)
     if decision.machines and total > policy.max_evicted:
         reason = (
@@ -176,11 +199,58 @@ class _Case:
         return rung is not Rung.EVICT and any(climb.rung is rung for climb in self.climbed)
 
     def present(self, machines: Sequence[str]) -> tuple[str, ...]:
-        """Those that no eviction of this incident has named since they came last, sorted."""
-        evictions = [climb for climb in self.climbed if climb.rung is Rung.EVICT]
-        named = Counter(machine for climb in evictions for machine in climb.machines)
+        """Those that no eviction of this incident has named since they came last, sorted.
+
+        One that a person denied does not count where new certain evidence came after it.
+        """
+        named = Counter(
+            machine
+            for at, climb in enumerate(self.climbed)
+            if climb.rung is Rung.EVICT
+            for machine in climb.machines
+            if not self._seen_again(at, machine)
+        )
         back = self.standing.returned
         return tuple(m for m in sorted({*machines}) if named[m] <= (m in back))
+
+    def _seen_again(self, at: int, machine: str) -> bool:
+        """Whether certain evidence against a machine came after this denial of its eviction."""
+        denial, finding = self.climbed[at], self.finding
+        if denial.outcome is not ClimbOutcome.DENIED or not self.standing.asks_again:
+            return False
+        if not finding.confident or machine not in finding.machines:
+            return False
+        restarted = any(
+            climb.rung not in TESTS and climb.outcome is ClimbOutcome.DONE
+            for climb in self.climbed[at + 1 :]
+        )
+        return restarted or denial.symptom not in (None, finding.symptom)
+
+    def eviction_of(self, machine: str) -> ClimbOutcome | None:
+        """What the newest eviction that named a machine brought, or None if there was none."""
+        evictions = [climb for climb in self.climbed if climb.rung is Rung.EVICT]
+        return next((c.outcome for c in reversed(evictions) if machine in c.machines), None)
+
+    def _left_out(self, *outcomes: ClimbOutcome) -> tuple[str, ...]:
+        """Machines with certain evidence against them whose newest eviction came to this."""
+        certain = self.finding.machines if self.finding.confident else ()
+        return tuple(m for m in certain if self.eviction_of(m) in outcomes)
+
+    @property
+    def gone(self) -> tuple[str, ...]:
+        """Machines that answer nothing, and whose eviction was chosen and not performed."""
+        if self.finding.symptom is not Symptom.AGENT_LOST or not self.standing.asks_again:
+            return ()
+        return self._left_out(ClimbOutcome.DENIED, ClimbOutcome.OBSERVED)
+
+    @property
+    def no_culprit(self) -> str:
+        """Why nobody is evicted for what the evidence says, in words."""
+        if denied := self._left_out(ClimbOutcome.DENIED):
+            return f"a person denied the eviction of {', '.join(denied)}"
+        if observed := self._left_out(ClimbOutcome.OBSERVED):
+            return f"the eviction of {', '.join(observed)} is only noted"
+        return "no machine stands out for certain"
 
     @property
     def restarts(self) -> list[Climb]:
@@ -291,7 +361,7 @@ def _suspected(case: _Case) -> Decision | None:
 def _checks(case: _Case) -> Decision | None:
     if case.code_alone:
         return None
-    return Decision(Rung.CHECKS, (), f"no machine stands out for certain: {case.finding.reason}")
+    return Decision(Rung.CHECKS, (), f"{case.no_culprit}: {case.finding.reason}")
 
 
 def _reattempt(case: _Case) -> Decision | None:
@@ -300,7 +370,7 @@ def _reattempt(case: _Case) -> Decision | None:
     checked = {
         ClimbOutcome.PASSED: "all checks passed, so it may have been transient",
         ClimbOutcome.COULD_NOT_TELL: "the checks could not clear all machines; one more try",
-    }.get(case.outcome(Rung.CHECKS) or ClimbOutcome.DONE, "no machine stands out for certain")
+    }.get(case.outcome(Rung.CHECKS) or ClimbOutcome.DONE, case.no_culprit)
     return Decision(Rung.REATTEMPT, (), f"{checked}: {case.finding.reason}")
 
 

@@ -174,3 +174,16 @@ def rollback_target(known: Sequence[CodeVersion], running: str) -> CodeVersion |
     before = known[: names.index(running)] if running in names else known
     good = [code for code in before if not code.failed]
     return next((code for code in reversed(good) if code.proven), good[-1] if good else None)
+
+
+def given_up(known: Sequence[CodeVersion], running: str) -> tuple[str, ...]:
+    """The versions that a rollback takes back: the running one, and those it passes over.
+
+    Args:
+        known: Versions, oldest first; there is one to go back to.
+        running: The one that fails.
+    """
+    target = rollback_target(known, running)
+    names = [code.version for code in known]
+    after = names[names.index(target.version) + 1 :] if target is not None else []
+    return (*after[: after.index(running)], running) if running in after else (*after, running)

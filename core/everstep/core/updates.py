@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
@@ -38,6 +39,7 @@ class UpdateState(StrEnum):
     PENDING = "pending"
     APPLIED = "applied"
     CANCELLED = "cancelled"
+    ROLLED_BACK = "rolled_back"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,7 @@ class Update:
         due_at_s: When it is made at the latest; not after `at_s` for an urgent one.
         state: What has become of it.
         became: The code version that it is part of, once applied.
+        undone: Why it was rolled back; empty while it was not.
     """
 
     number: int
@@ -67,6 +70,7 @@ class Update:
     due_at_s: float
     state: UpdateState = UpdateState.PENDING
     became: str = ""
+    undone: str = ""
 
     @property
     def urgent(self) -> bool:
@@ -80,28 +84,54 @@ class Update:
         why = f" ({self.reason})" if self.reason else ""
         return f"update {self.number} by {self.author}: {', '.join(parts)}{why}"
 
+    def asking(self) -> str:
+        """The command that asks for it once more."""
+        parts = ["everstep", "hot-update"]
+        parts += ["--code", self.directory] if self.directory else []
+        for key, value in self.settings:
+            parts += ["--set", f"{key}={value}"]
+        return shlex.join(parts)
 
-def outcome(update: Update, codes: Sequence[CodeVersion]) -> str:
+
+def outcome(update: Update, codes: Sequence[CodeVersion], among: Sequence[Update]) -> str:
     """What has become of an update, in words.
 
     Args:
         update: The update.
         codes: The job's code versions, with what became of them.
+        among: All updates of the job: some may have been rolled back with this one.
     """
     if update.state is UpdateState.PENDING:
         return "waits for a restart"
     if update.state is UpdateState.CANCELLED:
         return "withdrawn"
+    why = _undone(update, codes)
+    if not why:
+        return f"made, as {update.became}"
+    others = [
+        str(o.number) for o in among if o.number != update.number and _undone(o, codes) == why
+    ]
+    if not others:
+        return f"rolled back: {why}"
+    which = f"update{'s' if len(others) > 1 else ''} {', '.join(others)}"
+    return (
+        f"rolled back together with {which}, whichever of them it was: {why};"
+        f" to ask for this one alone: {update.asking()}"
+    )
+
+
+def _undone(update: Update, codes: Sequence[CodeVersion]) -> str:
+    """Why an update was rolled back, or empty; a job of an older version knows it of its code."""
+    if update.state is not UpdateState.APPLIED:
+        return update.undone
     code = version_of(codes, update.became)
-    if code is not None and code.failed:
-        return f"rolled back: {code.failed}"
-    return f"made, as {update.became}"
+    return "" if code is None else code.failed
 
 
 def told(updates: Sequence[Update], codes: Sequence[CodeVersion]) -> list[dict[str, Any]]:
     """The updates as JSON values, each with what it changes and what has become of it in words."""
     return [
-        {**asdict(update), "text": update.text(), "outcome": outcome(update, codes)}
+        {**asdict(update), "text": update.text(), "outcome": outcome(update, codes, updates)}
         for update in updates
     ]
 
@@ -152,6 +182,16 @@ def applied(updates: Sequence[Update], numbers: Sequence[int], version: str) -> 
     return [
         replace(update, state=UpdateState.APPLIED, became=version)
         if update.number in numbers
+        else update
+        for update in updates
+    ]
+
+
+def rolled_back(updates: Sequence[Update], versions: Sequence[str], reason: str) -> list[Update]:
+    """The updates after the code versions that some had become were taken out."""
+    return [
+        replace(update, state=UpdateState.ROLLED_BACK, undone=reason)
+        if update.state is UpdateState.APPLIED and update.became in versions
         else update
         for update in updates
     ]

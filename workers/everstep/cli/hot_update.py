@@ -19,11 +19,13 @@ from everstep.cli.find import RunArgument, find_run, use_server_of
 from everstep.cli.person import person
 from everstep.core.errors import InputError, PermanentError
 from everstep.core.updates import UpdateState, told
+from everstep.core.vocabulary import Outcome
 from everstep.workers import handles
 from everstep.workers.local.code import take_update
 from everstep.workers.local.folder import RunFolder
 from everstep.workers.local.standing import last_told
 from everstep.workflows import story
+from everstep.workflows.incident import ResolveIncident
 from everstep.workflows.job import RunJob
 from everstep.workflows.messages import (
     Cancellation,
@@ -67,7 +69,8 @@ def hot_update_command(
 ) -> None:
     """Change the code or the arguments of a job that runs; joins the next restart, or --urgent.
 
-    Every machine has to say that the code could run before anything stops.
+    Every machine has to say that the code could run before anything stops. Arguments are not tried:
+    what the script does not know fails at its start, and is rolled back.
     """
     folder = find_run(run)
     use_server_of(folder)
@@ -82,6 +85,7 @@ def hot_update_command(
         answer = await handle.execute_update(RunJob.hot_update, request)  # pyright: ignore[reportUnknownMemberType]
         return answer, await handle.query(RunJob.status)
 
+    stands = _where_it_stands(folder) if urgent else ""
     answer, status = _call(folder, send)
     if answer.update is None:
         raise InputError("--code", "; ".join(answer.refused), "Nothing was stopped. Correct it.")
@@ -90,11 +94,31 @@ def hot_update_command(
         return
     when = f"it joins the next restart, at the latest in {window}"
     if urgent:
-        when = "training stops for it now; see: everstep status"
+        when = stands or "training stops for it now; see: everstep status"
     elif status.active_incident is not None:
         # Which may have restarted the job already, and wait for it to prove stable.
         when += f"; incident {status.active_incident} is open, whose next restart it joins"
     out.print(f"{answer.update.text()}: accepted by all machines; {when}")
+
+
+def _where_it_stands(folder: RunFolder) -> str:
+    """What an urgent update comes into where nothing trains that could stop for it, or empty."""
+
+    async def look(handle: _Handle) -> str:
+        number = (await handle.query(RunJob.status)).active_incident
+        if number is None:
+            return ""
+        client = await connect(PATIENCE_S)
+        incident = handles.of_incident(client, folder.job(), number)
+        record = await incident.query(ResolveIncident.record)
+        if record.first_step_at_s is not None:
+            return ""
+        held = record.outcome is Outcome.HELD
+        what = f"incident {number} {'waits for a person or a machine' if held else 'is open'}"
+        look_at = f"everstep incident show {number}"
+        return f"training stands already; {what}, whose next restart makes it; see: {look_at}"
+
+    return _call(folder, look)
 
 
 def updates_command(
@@ -186,6 +210,11 @@ def _call(folder: RunFolder, act: Callable[[_Handle], Awaitable[T]]) -> T:
     return ask(go(), InputError(folder.job(), "it has ended", "Start another: everstep run SPEC."))
 
 
+def _moment(at_s: float) -> str:
+    """A moment that may be days away, in UTC."""
+    return f"{story.day(at_s)} {story.clock(at_s)[:8]}"
+
+
 def update_table(found: Sequence[Mapping[str, Any]]) -> Table:
     """One row an update; of what it changes nothing is cut, however narrow the terminal is."""
     table = Table("#", "asked for", Column("what", overflow="fold"), "why", "outcome")
@@ -194,8 +223,8 @@ def update_table(found: Sequence[Mapping[str, Any]]) -> Table:
         what += [f"{key}={value}" for key, value in one["settings"]]
         said = one["outcome"]
         if one["state"] == UpdateState.PENDING:
-            said += f", {story.clock(one['due_at_s'])} at the latest"
-        asked = f"{story.clock(one['at_s'])} by {one['author']}"
+            said += f", {_moment(one['due_at_s'])} at the latest"
+        asked = f"{_moment(one['at_s'])} by {one['author']}"
         # Not markup: persons write brackets, too.
         told = (asked, "\n".join(what), one["reason"], said)
         table.add_row(str(one["number"]), *map(Text, told))

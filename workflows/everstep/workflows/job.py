@@ -52,8 +52,8 @@ class RunJob(UpdateDesk):
 
     Signals: `report_alerts`, `machine_joined`, `ranks_finished`, `copy_damaged` (from agents and
     the analyzer), `assigned`, `machine_evicted`, `machine_tested`, `updates_made`,
-    `updates_heard`, `incident_closed` (from the open incident), `admit`, `push_update` (from a
-    person). Updates: `hot_update`, `cancel_update`. Query: `status`.
+    `updates_undone`, `updates_heard`, `incident_closed` (from the open incident), `admit`,
+    `push_update` (from a person). Updates: `hot_update`, `cancel_update`. Query: `status`.
     """
 
     @workflow.init

@@ -348,6 +348,14 @@ class UpdatesMade:
 
 
 @dataclass(frozen=True, slots=True)
+class UpdatesUndone:
+    """An incident has rolled these code versions back, and the updates that had become them."""
+
+    versions: tuple[str, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class UpdatesHeard:
     """An incident has heard that these updates are withdrawn, and had not made them before."""
 

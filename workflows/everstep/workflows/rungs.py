@@ -17,7 +17,7 @@ from everstep.core.vocabulary import ClimbOutcome, Mode, Rung
 from everstep.workflows import asking, options
 from everstep.workflows.checking import check_machines
 from everstep.workflows.effects import EvictOrder
-from everstep.workflows.messages import Eviction
+from everstep.workflows.messages import Eviction, UpdatesUndone
 from everstep.workflows.ports import ClusterPort
 from everstep.workflows.replaying import replay_job
 from everstep.workflows.returning import begin_tests
@@ -43,11 +43,16 @@ async def climb(now: Situation, finding: Finding) -> None:
     if not now.takes_advice:
         finding = replace(finding, first_action="")
     while True:
+        if _left_out(now):
+            now.asks_again = workflow.patched("evict-asked-again")
         standing = now.standing(approved)
         decision = ladder.next_rung(finding, now.record.climbs, policy, standing)
         if decision.mode is Mode.APPROVE:
             question = f"{decision.rung}: {decision.reason}"
-            approved = await now.ask(question, may_deny=decision.rung is not Rung.PAGE)
+            if decision.only_way:
+                question += f". A yes evicts {', '.join(decision.machines)}"
+            may_deny = decision.rung is not Rung.PAGE and not decision.only_way
+            approved = await now.ask(question, may_deny)
             if not approved:
                 now.story.climbed(finding, decision, attempt, ClimbOutcome.DENIED)
         elif decision.mode is Mode.OBSERVE:
@@ -59,6 +64,12 @@ async def climb(now: Situation, finding: Finding) -> None:
             now.story.climbed(finding, decision, attempt)
             await _perform(now, finding, decision)
             return
+
+
+def _left_out(now: Situation) -> bool:
+    """Whether an eviction was chosen and not performed."""
+    not_performed = (ClimbOutcome.DENIED, ClimbOutcome.OBSERVED)
+    return any(c.rung is Rung.EVICT and c.outcome in not_performed for c in now.record.climbs)
 
 
 async def _test(now: Situation, finding: Finding, decision: ladder.Decision) -> None:
@@ -79,7 +90,7 @@ async def _perform(now: Situation, finding: Finding, decision: ladder.Decision) 
     if decision.rung is Rung.EVICT:
         await _evict(now, finding, decision)
     elif decision.rung is Rung.ROLLBACK:
-        _roll_back(now, decision)
+        await _roll_back(now, decision)
 
 
 async def _evict(now: Situation, finding: Finding, decision: ladder.Decision) -> None:
@@ -126,11 +137,12 @@ async def _ask_cluster(now: Situation, finding: Finding, decision: ladder.Decisi
     await asking.evict(now, [info for info in leaving if info not in tested], decision.reason)
 
 
-def _roll_back(now: Situation, decision: ladder.Decision) -> None:
+async def _roll_back(now: Situation, decision: ladder.Decision) -> None:
     """Let the next attempt run the version before; the failing one is marked, its owner told."""
     running = now.assignment.code_version
     target = memory.rollback_target(now.codes, running)
     assert target is not None  # noqa: S101 - else the ladder was told that the rung is not there
+    undone = UpdatesUndone(memory.given_up(now.codes, running), decision.reason)
     now.codes = memory.failed(now.codes, running, decision.reason)
     now.assignment = replace(
         now.assignment,
@@ -141,3 +153,5 @@ def _roll_back(now: Situation, decision: ladder.Decision) -> None:
     text = f"code version {running} is taken out, {target.version} takes its place"
     now.story.tell(text)
     now.pages.send(f"{text}: {decision.reason}")
+    if workflow.patched("updates-undone"):
+        await now.tell_job("updates_undone", undone)

@@ -30,6 +30,7 @@ from everstep.workflows.messages import (
     TestedMachine,
     UpdatesHeard,
     UpdatesMade,
+    UpdatesUndone,
 )
 
 T = TypeVar("T")
@@ -83,6 +84,8 @@ class Situation:
         """False in incidents that were opened before the ladder heard what ranks had said."""
         self.evicts_again = True
         """False in incidents that were opened before a machine could be evicted a second time."""
+        self.asks_again = True
+        """False in incidents that left an eviction out before it could be asked for once more."""
         self._asked = False
         self._may_deny = False
         self._word: bool | None = None
@@ -216,9 +219,9 @@ class Situation:
             OvertakenError: Newer evidence came first.
         """
         number = self.record.incident
-        ways = f"To go on all the same: everstep incident approve {number}"
+        ways = f"To go on all the same: everstep approve {number}"
         if may_deny:
-            ways += f". To leave it out: everstep incident deny {number}"
+            ways += f". To leave it out: everstep deny {number}"
         self._word, self._asked, self._may_deny = None, True, may_deny
         try:
             await self.hold(
@@ -269,6 +272,7 @@ class Situation:
             approved=approved,
             updates=len(self.updates),
             returned=self.record.returned if self.evicts_again else (),
+            asks_again=self.asks_again,
         )
 
     def _unavailable(self) -> dict[Rung, str]:
@@ -288,6 +292,7 @@ class Situation:
         | TestedMachine
         | IncidentResult
         | UpdatesMade
+        | UpdatesUndone
         | UpdatesHeard
         | str,
     ) -> None:

@@ -139,7 +139,7 @@ def job_details(status: JobStatus) -> str:
     lines.append(f"- evicted: {earlier}{newest or 'none'}")
     lines.append(f"- incidents: {status.incidents}; filter: `EverstepJob = '{status.job}'`")
     lines += [
-        f"- {update.text()}: {updates.outcome(update, status.codes)}"
+        f"- {update.text()}: {updates.outcome(update, status.codes, status.updates)}"
         for update in status.updates[-UPDATES_SHOWN:]
     ]
     lines += ["", *_HOW_TO_UPDATE]

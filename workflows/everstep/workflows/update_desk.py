@@ -25,6 +25,7 @@ from everstep.workflows.messages import (
     UpdateRequest,
     UpdatesHeard,
     UpdatesMade,
+    UpdatesUndone,
 )
 
 HEARD_WITHIN = timedelta(seconds=30)
@@ -51,6 +52,13 @@ class UpdateDesk(ABC):
     def updates_made(self, made: UpdatesMade) -> None:
         """The open incident's restart makes these updates."""
         self._state.updates = updates.applied(self._state.updates, made.numbers, made.version)
+
+    @workflow.signal
+    def updates_undone(self, undone: UpdatesUndone) -> None:
+        """The open incident has rolled back what these updates had become."""
+        self._state.updates = updates.rolled_back(
+            self._state.updates, undone.versions, undone.reason
+        )
 
     @workflow.update
     async def hot_update(self, request: UpdateRequest) -> UpdateAnswer:
@@ -113,9 +121,9 @@ class UpdateDesk(ABC):
         if update is None:
             raise InputError("update", f"there is no update {wish.number}", "See: everstep updates")
         if update.state is not UpdateState.PENDING:
-            raise InputError(
-                "update", f"update {wish.number} is {update.state} already", "See: everstep updates"
-            )
+            told = updates.outcome(update, self._state.codes, self._state.updates)
+            what = f"update {wish.number} does not wait any more, it is {told}"
+            raise InputError("update", what, "See: everstep updates")
 
     @workflow.signal
     def updates_heard(self, heard: UpdatesHeard) -> None:
@@ -127,7 +135,7 @@ class UpdateDesk(ABC):
 
         def made() -> bool:
             return any(
-                one.number == number and one.state is UpdateState.APPLIED
+                one.number == number and one.state in (UpdateState.APPLIED, UpdateState.ROLLED_BACK)
                 for one in self._state.updates
             )
 
