@@ -135,19 +135,19 @@ def test_it_is_written_when_it_changes_and_now_and_then(
 
 
 @pytest.mark.parametrize(
-    ("command", "steps", "said"),
+    ("command", "told", "said"),
     [
-        ("report", STEPS, "was cut off, and when its job was started was not kept"),
-        ("report", [], "was cut off, and its job was never started"),
-        ("updates", [], "was cut off, and kept nothing of its updates"),
+        ("report", False, "was cut off, and its job told nobody when it began"),
+        ("report", True, "was cut off, and its job had not begun when it was asked last"),
+        ("updates", False, "was cut off, and kept nothing of its updates"),
     ],
 )
 def test_what_was_not_kept_cannot_be_told(
-    command: str, steps: list[object], said: str, tmp_path: Path
+    command: str, told: bool, said: str, tmp_path: Path
 ) -> None:
     folder = ended(tmp_path)
-    if not steps:
-        folder.steps.unlink()
+    if told:
+        Keeper(folder).keep(replace(STATUS, started_at_s=None), None)
     found = CliRunner().invoke(app, [command, str(tmp_path)]).exception
     assert type(found) is PermanentError, found
     assert said in str(found)

@@ -85,8 +85,11 @@ def of_run(folder: RunFolder, records: Sequence[IncidentRecord]) -> Report:
     if began_s is None and not ending:
         raise TransientError(f"{folder.path}: the job has not been started yet; try again later")
     if began_s is None:
-        what = "when its job was started was not kept" if steps else "its job was never started"
-        raise PermanentError(f"{folder.path}: the run {ending}, and {what}: there is no report")
+        asked = "job_started_at_s" in state
+        what = "had not begun when it was asked last" if asked else "told nobody when it began"
+        raise PermanentError(
+            f"{folder.path}: the run {ending}, and its job {what}: there is no report"
+        )
     newest_s = max([float(began_s), last_told_s(folder), *(seen.at_s for seen in steps)])
     ended_s = state.get("ended_at_s", newest_s) if ending else time.time()
     said = "" if ending == "finished" else ending
