@@ -200,6 +200,10 @@ class RunJob(UpdateDesk):
     @workflow.query
     def status(self) -> JobStatus:
         """Who holds which slot, and whether an incident is open."""
+        return replace(self._standing(), standbys=self._standbys.status())
+
+    def _standing(self) -> JobStatus:
+        """The same but for how many standbys there should be, which takes its time to compute."""
         return JobStatus(
             job=self._job.spec.name,
             phase=self._phase(),
@@ -215,7 +219,6 @@ class RunJob(UpdateDesk):
             notes=tuple(self._state.notes),
             updates=tuple(self._state.updates),
             started_at_s=self._state.started_at_s,
-            standbys=self._standbys.status(),
         )
 
     # --- The life of a job -----------------------------------------------------------------------
@@ -348,7 +351,7 @@ class RunJob(UpdateDesk):
 
     def _show(self) -> None:
         """Let Temporal's web UI show how the job stands."""
-        workflow.set_current_details(story.job_details(self.status()))
+        workflow.set_current_details(story.job_details(self._standing()))
 
     # --- Questions about the state ---------------------------------------------------------------
 

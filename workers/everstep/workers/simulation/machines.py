@@ -5,6 +5,7 @@ Times are seconds since the job's begin.
 
 from __future__ import annotations
 
+import functools
 from typing import TypeVar
 
 from everstep.core.model import MachineInfo
@@ -40,6 +41,12 @@ CODE = "/code/"
 def info_of(machine: str, joined_at_s: float = 0.0) -> MachineInfo:
     """A simulated machine as its agent would announce it."""
     return MachineInfo(machine, "simulated", 1, 2, 1, joined_at_s)
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _copy(rank: int, step: int) -> ShardCopy:
+    """What a rank's own machine and its holder both tell."""
+    return ShardCopy(rank, (step,), 1)
 
 
 class Machines:
@@ -119,7 +126,7 @@ class Machines:
             return MachineReport(machine, (), (), ())
         own = tuple(layout.ranks_of(slot))
         held = world.setting.backup.held_by(layout, slot)
-        copies = tuple(ShardCopy(rank, (step,), 1) for rank in (*own, *held))
+        copies = tuple([_copy(rank, step) for rank in (*own, *held)])
         return MachineReport(machine, (), own, copies)
 
     def restore_s(self, order: RestoreOrder) -> float:

@@ -34,7 +34,7 @@ from everstep.workflows.incident import ResolveIncident
 from everstep.workflows.job import RunJob
 from everstep.workflows.messages import Approval, JobInput, JobState
 
-INCIDENTS_PER_PART = 130
+INCIDENTS_PER_PART = 90
 """What more of them cost the server is what a fresh one and its controller cost to start."""
 
 LOOKS_S = 0.5

@@ -15,7 +15,6 @@ from everstep.workers.simulation.cluster import SimulatedCluster
 from everstep.workers.simulation.fate import Fate
 from everstep.workers.simulation.machines import CODE, info_of
 from everstep.workers.simulation.parts import Carried, Given, SoFar, run_part
-from everstep.workflows.batches import MACHINES_PER_BATCH
 from everstep.workflows.messages import JobInput, JobState
 
 MOST_LATE_S = 60.0
@@ -68,7 +67,7 @@ def _machines_per_batch(machines: int) -> int:
     Where each machine's order was one, and more were due to be tried again in one moment than the
     cluster answers at once, the server was seen to stand still.
     """
-    return min(MACHINES_PER_BATCH, max(1, machines // 2))
+    return max(1, machines // 2)
 
 
 def _run(cluster: SimulatedCluster, from_s: float, setting: Setting) -> Run:
