@@ -45,7 +45,7 @@ MEMORY_GOAL_MIB = 2048.0
 ETTR_GOAL_POINTS = 0.1
 """A server's clock runs on while workflows work."""
 
-LOOKS_EVERY_S = 0.5
+LOOKS_EVERY_S = 2.0
 
 
 @dataclass

@@ -139,7 +139,7 @@ class SimulatedCluster(
         return [
             self.answer, self.stop, self.restore, self.look_at_storage, self.start,
             self.prepare, self.check, self.replay, self.trace, self.judge, self.await_step,
-            self.evict, self.save_incident, self.page, *self.unshown(),
+            self.evict, self.save_incident, self.page,
         ]  # fmt: skip
 
     async def move(self, signals: Signals, incidents: int) -> None:

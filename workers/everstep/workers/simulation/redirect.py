@@ -26,8 +26,10 @@ from temporalio.worker import (
     WorkflowOutboundInterceptor,
 )
 
+from everstep.workers.simulation.silent import SilentCluster
 from everstep.workflows import options
 from everstep.workflows.batches import ORDER_MACHINES, MachineOrders, MachineReports
+from everstep.workflows.effects import EvictOrder
 
 T = TypeVar("T")
 
@@ -81,6 +83,8 @@ class _Outbound(WorkflowOutboundInterceptor):
 
     def start_activity(self, input: StartActivityInput) -> workflow.ActivityHandle[Any]:
         """A machine's order names the machine, which its queue did."""
+        if (answer := _UNSHOWN.get(input.activity)) is not None:
+            return _Answer(answer(*input.args))
         machine = (input.task_queue or "").rpartition(".")[2]
         input.activity_id = f"{machine}/{next(self._numbers)}"
         input.task_queue = workflow.info().task_queue + SUFFIX
@@ -106,6 +110,18 @@ class _PatientOutbound(_Outbound):
     ) -> workflow.ChildWorkflowHandle[Any, Any]:
         input.task_timeout = NEVER
         return await super().start_child_workflow(input)
+
+
+class _Nobody(SilentCluster):
+    async def evict(self, order: EvictOrder) -> None:
+        raise NotImplementedError("the model evicts")
+
+
+_UNSHOWN = _Nobody().unshown()
+
+
+class _Answer(workflow.ActivityHandle[Any]):
+    """What was answered in the workflow itself."""
 
 
 class _Batch(workflow.ChildWorkflowHandle[Any, MachineReports]):

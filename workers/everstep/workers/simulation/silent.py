@@ -1,9 +1,12 @@
-"""What a simulated cluster is told and shows nobody: slots and quarantine are for people."""
+"""What a simulated cluster is told and shows nobody: slots and quarantine are for people.
+
+It is answered where it is asked, inside the workflow: no model hangs on it.
+"""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from temporalio import activity
@@ -25,16 +28,16 @@ from everstep.workflows.ports import ClusterPort
 class SilentCluster(ClusterPort):
     """Minds no standby, and brings machines by itself: all of it takes no time."""
 
-    def unshown(self) -> list[Callable[..., Any]]:
-        """All of it, for a worker."""
-        return [
-            self.list_machines,
-            self.claim,
-            self.give_slots,
-            self.quarantine,
-            self.release,
-            self.request_machines,
-        ]
+    def unshown(self) -> Mapping[str, Callable[[Any], Coroutine[Any, Any, Any]]]:
+        """All of it, by the names of the activities."""
+        return {
+            "cluster.list_machines": self.list_machines,
+            "cluster.claim": self.claim,
+            "cluster.give_slots": self.give_slots,
+            "cluster.quarantine": self.quarantine,
+            "cluster.release": self.release,
+            "cluster.request_machines": self.request_machines,
+        }
 
     @abstractmethod
     async def evict(self, order: EvictOrder) -> Evicted | None:
