@@ -6,8 +6,6 @@ from collections.abc import Iterator
 
 import pytest
 
-# Before any test sets COLUMNS for a command: its console keeps the width that it is made with.
-from everstep.cli import console as console
 from everstep.workers.local import ports
 from tests.fakes.servers import HOST, dev_server
 

@@ -44,8 +44,8 @@ def test_standbys_in_words(status: StandbyStatus | None, text: str) -> None:
 UPDATE = Update(1, "", "", (("lr", "3e-4"),), "ada", "warmer", 100.0, 100.0)
 
 
-def shown(folder: Path, command: str) -> str:
-    result = CliRunner().invoke(app, [command, str(folder)], env={"COLUMNS": "300"})
+def shown(folder: Path, command: str, *options: str) -> str:
+    result = CliRunner().invoke(app, [command, str(folder), *options])
     assert result.exit_code == 0, result.output
     return result.output
 
@@ -60,7 +60,7 @@ def test_status_says_of_an_update_what_updates_says_of_it(tmp_path: Path) -> Non
         updates=updates.told([made], codes),
     )
     outcome = "rolled back: it crashed before its first step"
-    assert outcome in shown(tmp_path, "updates")
+    assert outcome in shown(tmp_path, "updates", "--json")
     status = shown(tmp_path, "status").splitlines()
     assert status[-2].endswith(f"update 1 by ada: lr=3e-4 (warmer): accepted, {outcome}")
     assert status[-1].endswith("m4 waits for a slot")
