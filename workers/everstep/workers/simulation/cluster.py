@@ -45,7 +45,7 @@ from everstep.core.vocabulary import Outcome
 from everstep.workers.simulation.fate import CLOSE_S, Fate
 from everstep.workers.simulation.machines import CODE, Machines, info_of
 from everstep.workers.simulation.redirect import ANSWER_BATCH, REPORTS, as_payload
-from everstep.workers.simulation.silent import SilentCluster
+from everstep.workers.simulation.silent import Unshown
 from everstep.workflows.batches import MachineOrders, MachineReports
 from everstep.workflows.effects import AwaitStep, Evicted, EvictOrder, JudgeOrder, PageOrder
 from everstep.workflows.messages import Approval, UpdateRequest
@@ -53,6 +53,7 @@ from everstep.workflows.ports import (
     AnalysisPort,
     ArchivePort,
     CheckPort,
+    ClusterPort,
     MachinePort,
     NotifyPort,
     StackPort,
@@ -69,7 +70,7 @@ CALM_S = 1.0
 """This long after an incident's end it has said so to all: time stands still while it does."""
 
 ANSWERS_KEPT = 64
-"""Batches whose answer is known and not fetched yet: two of the job, and those of its tests."""
+"""Orders whose answer is known and not fetched yet: one of the job, and those of its tests."""
 
 MISSING = "missing for slot"
 """How an incident says that it waits for a machine, and for no person."""
@@ -105,7 +106,8 @@ class SimulatedCluster(
     CheckPort,
     TracePort,
     StackPort,
-    SilentCluster,
+    Unshown,
+    ClusterPort,
     AnalysisPort,
     ArchivePort,
     NotifyPort,

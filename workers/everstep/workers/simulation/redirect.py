@@ -26,10 +26,9 @@ from temporalio.worker import (
     WorkflowOutboundInterceptor,
 )
 
-from everstep.workers.simulation.silent import SilentCluster
+from everstep.workers.simulation.silent import Unshown
 from everstep.workflows import options
 from everstep.workflows.batches import ORDER_MACHINES, MachineOrders, MachineReports
-from everstep.workflows.effects import EvictOrder
 
 T = TypeVar("T")
 
@@ -112,12 +111,7 @@ class _PatientOutbound(_Outbound):
         return await super().start_child_workflow(input)
 
 
-class _Nobody(SilentCluster):
-    async def evict(self, order: EvictOrder) -> None:
-        raise NotImplementedError("the model evicts")
-
-
-_UNSHOWN = _Nobody().unshown()
+_UNSHOWN = Unshown().unshown()
 
 
 class _Answer(workflow.ActivityHandle[Any]):

@@ -5,7 +5,6 @@ It is answered where it is asked, inside the workflow: no model hangs on it.
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
@@ -14,7 +13,6 @@ from temporalio import activity
 from everstep.workflows.effects import (
     ClaimOrder,
     ClaimReport,
-    Evicted,
     EvictOrder,
     MachineRequest,
     MachinesQuery,
@@ -22,11 +20,10 @@ from everstep.workflows.effects import (
     SeenMachine,
     SlotsOrder,
 )
-from everstep.workflows.ports import ClusterPort
 
 
-class SilentCluster(ClusterPort):
-    """Minds no standby, and brings machines by itself: all of it takes no time."""
+class Unshown:
+    """A cluster's part that minds no standby, and brings machines by itself: it takes no time."""
 
     def unshown(self) -> Mapping[str, Callable[[Any], Coroutine[Any, Any, Any]]]:
         """All of it, by the names of the activities."""
@@ -38,10 +35,6 @@ class SilentCluster(ClusterPort):
             "cluster.release": self.release,
             "cluster.request_machines": self.request_machines,
         }
-
-    @abstractmethod
-    async def evict(self, order: EvictOrder) -> Evicted | None:
-        """Left to the model."""
 
     @activity.defn(name="cluster.list_machines")
     async def list_machines(self, query: MachinesQuery) -> tuple[SeenMachine, ...]:
