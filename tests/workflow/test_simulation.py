@@ -20,6 +20,7 @@ from everstep.core.simulation.faults import Cause, Fault, Shows, draw_faults
 from everstep.core.simulation.figures import figures
 from everstep.core.simulation.setting import Setting
 from everstep.core.vocabulary import Check, Symptom
+from everstep.spec.job import JobSpec
 from everstep.spec.load_simulation import load_durations, load_stream
 from everstep.spec.simulation import StreamSpec, spec_for_workflows
 from everstep.workers.simulation import parts
@@ -94,6 +95,18 @@ SCARCE = (
 )  # fmt: skip
 """More evictions than half of the machines within a day, so that a person is asked, too."""
 
+AMID_TESTS = (
+    fault(
+        1 * HOUR_S, Shows.HANG, symptom=Symptom.JOB_HANG, detection="hang", slots=(12,),
+        by_group=True, number=1,
+    ),
+    # The group is still being tested.
+    fault(2.5 * HOUR_S, Shows.LOST, detection="gpu", slots=(0,), number=2),
+    fault(9 * HOUR_S, Shows.LOST, detection="gpu", slots=(2,), number=3),
+)  # fmt: skip
+
+PLENTY = SPEC.model_copy(update={"standby": SPEC.standby.model_copy(update={"count": 6})})
+
 
 def setting() -> Setting:
     return replace(setting_of(), durations=LONG)
@@ -104,12 +117,13 @@ async def with_workflows(
     kills: int = 0,
     given: Setting | None = None,
     part: int = INCIDENTS_PER_PART,
+    spec: JobSpec = SPEC,
 ) -> tuple[Run, float]:
     """The run, and the real time that it took."""
     began_s = time.monotonic()
     told: list[SoFar] = []
     how = Given(
-        spec_for_workflows(SPEC), incidents_per_part=part, kills=kills, progress=told.append
+        spec_for_workflows(spec), incidents_per_part=part, kills=kills, progress=told.append
     )
     run = await simulate_with_workflows(given or setting(), faults, how)
     assert (told[-1].incidents, told[-1].kills) == (len(run.met), kills)
@@ -133,7 +147,7 @@ def hold_against(counted: Run, real: Run, took_s: float, each_s: float | None = 
     assert mine.table_4 == theirs.table_4
     for figure in ("false_evictions", "right_evictions", "returned", "missed", "standbys_used"):
         assert getattr(mine, figure) == getattr(theirs, figure), figure
-    assert mine.ettr == pytest.approx(theirs.ettr, abs=2 * took_s / counted.to_s)
+    assert mine.ettr == pytest.approx(theirs.ettr, abs=(LONG.step_s + 2 * took_s) / counted.to_s)
 
 
 def _hold_against(one: Met, other: Met, took_s: float, each_s: float) -> None:
@@ -183,6 +197,24 @@ async def test_both_engines_do_the_same_where_machines_and_copies_are_few(
     real, took_s = await with_workflows(SCARCE, part=2)
     hold_against(counted, real, took_s)
     assert "goes on with a fresh server: incidents 1 to 2" in caplog.messages
+
+
+@pytest.mark.server
+@pytest.mark.slow
+async def test_an_incident_ends_before_the_tests_that_it_has_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Time, which a test under way holds, passes on."""
+    monkeypatch.setattr(parts, "STALLED_S", 20.0)
+    tests = dict.fromkeys(Check, Spread.fixed(6000.0))
+    given = replace(setting_of(spec=PLENTY), durations=replace(LONG, check=tests))
+    counted = simulate(given, AMID_TESTS)
+    first, second, _ = (one.record for one in counted.met)
+    assert len(first.evicted) == 4
+    assert not first.returned
+    assert first.closed_at_s == second.opened_at_s
+    real, took_s = await with_workflows(AMID_TESTS, given=given, spec=PLENTY)
+    hold_against(counted, real, took_s)
 
 
 @pytest.mark.soak

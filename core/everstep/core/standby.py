@@ -6,13 +6,17 @@ Called through the job's spec, and by the part of the job's workflow that looks 
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass
-from fractions import Fraction
+from decimal import Decimal, localcontext
 
 PAUSE_S = 60.0
 """After the second machine in a row that was refused; it doubles with each further one."""
 
 LONGEST_PAUSE_S = 3600.0
+
+_DIGITS = 60
+"""A probability as Python keeps it has up to 53 binary ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +67,8 @@ def standby_count(machines: int, failure_rate_per_day: float, quantile: float) -
     """Standbys that are enough on a day as bad as `quantile` of all days.
 
     The smallest k such that at most k of the machines fail within a day with at least this
-    probability, when each fails by itself. Integers throughout, so the answer is exact for any
-    number of machines.
+    probability, when each fails by itself. Computed with 60 digits, and exponents as small as need
+    be, so the answer is right for any number of machines.
 
     Paper: ByteRobust 2025, section 6.2, Table 5.
 
@@ -78,17 +82,14 @@ def standby_count(machines: int, failure_rate_per_day: float, quantile: float) -
     """
     if machines < 0 or not 0 <= failure_rate_per_day <= 1 or not 0 < quantile < 1:
         raise ValueError(f"out of range: {machines=}, {failure_rate_per_day=}, {quantile=}")
-    failing, all_days = Fraction(failure_rate_per_day).as_integer_ratio()
-    surviving = all_days - failing
-    if surviving == 0:
-        return machines
-    share, whole = Fraction(quantile).as_integer_ratio()
-    wanted = share * all_days**machines
-    # Weight of "exactly k fail": comb(machines, k) * failing^k * surviving^(machines - k).
-    count, weight = 0, surviving**machines
-    covered = weight
-    while covered * whole < wanted:
-        weight = weight * (machines - count) * failing // ((count + 1) * surviving)
-        count += 1
-        covered += weight
+    with localcontext(prec=_DIGITS):
+        fails, enough = Decimal(failure_rate_per_day), Decimal(quantile)
+        survives = 1 - fails
+        if not survives:
+            return machines
+        count, covered = 0, survives**machines
+        while covered < enough:
+            count += 1
+            exactly = math.comb(machines, count) * fails**count * survives ** (machines - count)
+            covered += exactly
     return count

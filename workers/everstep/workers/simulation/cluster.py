@@ -1,9 +1,9 @@
 """The simulated cluster as the real workflows see it: every activity, answered from the model.
 
 One object plays all agents, the analyzer, the scheduler, the archive, and persons. It has no clock
-but the server's, by which activities are told when they were scheduled and when they began. What
-takes time is tried again when it is done: a server passes over the time until then, as nothing
-runs.
+but the server's, by which activities are told when they were scheduled and when they began. An
+order that takes time lets it pass. What may be given up is tried again when it is done: the server
+passes over the time until then, as nothing runs.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from everstep.workers.simulation.fate import CLOSE_S, Fate
 from everstep.workers.simulation.machines import CODE, Machines, info_of
 from everstep.workers.simulation.redirect import ANSWER_BATCH, REPORTS, as_payload
 from everstep.workers.simulation.silent import Unshown
-from everstep.workflows.batches import MachineOrders, MachineReports
+from everstep.workflows.batches import MachineOrders
 from everstep.workflows.effects import AwaitStep, Evicted, EvictOrder, JudgeOrder, PageOrder
 from everstep.workflows.messages import Approval, UpdateRequest
 from everstep.workflows.ports import (
@@ -69,9 +69,6 @@ MOST_DELAY_S = 0.3
 CALM_S = 1.0
 """This long after an incident's end it has said so to all: time stands still while it does."""
 
-ANSWERS_KEPT = 64
-"""Orders whose answer is known and not fetched yet: one of the job, and those of its tests."""
-
 MISSING = "missing for slot"
 """How an incident says that it waits for a machine, and for no person."""
 
@@ -87,6 +84,7 @@ class Signals:
         joined: A machine, to the job.
         approve: A person's word, to the incident of this number.
         closed: To whoever keeps the server's time: the incident of this number ends.
+        outlived: To the same: an order is done that its workflow, of this id, may have given up.
         leave: Takes the job from its server; whether it could be had.
         kill: Kills a controller.
     """
@@ -97,6 +95,7 @@ class Signals:
     joined: Callable[[MachineInfo], Awaitable[None]]
     approve: Callable[[int, Approval], Awaitable[None]]
     closed: Callable[[int], None]
+    outlived: Callable[[str], Awaitable[None]]
     leave: Callable[[], Awaitable[bool]]
     kill: Callable[[], None]
 
@@ -131,10 +130,10 @@ class SimulatedCluster(
         self._left_at_s = 0.0
         self._disturbed: list[int] = []
         self._machines = Machines(world)
-        self._answers: dict[tuple[str, str], tuple[MachineReports, float]] = {}
         self._evicted: set[tuple[str, int]] = set()
         self._asked: set[tuple[int, int]] = set()
         self._closed: set[int] = set()
+        self._ending = set[str]()
 
     def activities(self) -> list[Callable[..., Any]]:
         """All of them, for a worker."""
@@ -189,31 +188,21 @@ class SimulatedCluster(
 
     @activity.defn(name=ANSWER_BATCH)
     async def answer(self, batch: RawValue) -> RawValue:
-        """Carry out the orders of a batch; tried again when all of its machines have answered.
+        """Carry out the orders of a batch; done when all of its machines have answered.
 
         Effect: the model's ranks stop or start.
-        Idempotent by: attempt and machine, as with real machines; the order, whose answer is kept.
+        Idempotent by: attempt and machine, as with real machines.
         Heartbeats: no.
         Gives up when: never.
         """
-        info = activity.info()
-        order = info.workflow_run_id or "", info.activity_id
-        if order not in self._answers:
-            # It is read once, and not again at each try.
-            orders = activity.payload_converter().from_payload(batch.payload, MachineOrders)
-            self._answers[order] = await self._answer_batch(orders)
-            while len(self._answers) > ANSWERS_KEPT:
-                del self._answers[next(iter(self._answers))]
-        reports, ready_s = self._answers[order]
-        self._unless_past(ready_s)
-        return as_payload(REPORTS, reports)
-
-    async def _answer_batch(self, batch: MachineOrders) -> tuple[MachineReports, float]:
+        orders = activity.payload_converter().from_payload(batch.payload, MachineOrders)
         self._disturb()
-        reports, ready_s = self._machines.answer(batch, self._ordered_s())
-        if batch.start:
-            await self._begin(batch.start[0], ready_s)
-        return reports, ready_s
+        reports, ready_s = self._machines.answer(orders, self._ordered_s())
+        if orders.start:
+            await self._begin(orders.start[0], ready_s)
+        answer = as_payload(REPORTS, reports)
+        await self._until(ready_s)
+        return answer
 
     def _disturb(self) -> None:
         """Kill a controller where that is due, in the middle of what an answer leads to."""
@@ -238,15 +227,15 @@ class SimulatedCluster(
 
     @activity.defn(name="machine.stop")
     async def stop(self, order: StopOrder) -> MachineReport:
-        """As `answer`, for one machine; tried again when it is done."""
+        """As `answer`, for one machine."""
         self._disturb()
-        self._unless_past(self._machines.stop(order, self._ordered_s()))
+        await self._until(self._machines.stop(order, self._ordered_s()))
         return self._machines.stopped(_machine())
 
     @activity.defn(name="machine.restore")
     async def restore(self, order: RestoreOrder) -> RestoreReport:
-        """As `answer`, for one machine; tried again when it is done."""
-        self._unless_past(self._ordered_s() + self._machines.restore_s(order))
+        """As `answer`, for one machine."""
+        await self._until(self._ordered_s() + self._machines.restore_s(order))
         return self._machines.restored(_machine(), order)
 
     @activity.defn(name="machine.look_at_storage")
@@ -265,12 +254,12 @@ class SimulatedCluster(
 
     @activity.defn(name="machine.start")
     async def start(self, order: StartOrder) -> StartReport:
-        """As `answer`, for one machine; tried again when it is done."""
+        """As `answer`, for one machine."""
         self._disturb()
         report = self._machines.started(_machine(), order)
         ready_s = self._ordered_s() + self._machines.start_s(order)
         await self._begin(order, ready_s)
-        self._unless_past(ready_s)
+        await self._until(ready_s)
         return report
 
     @activity.defn(name="machine.prepare")
@@ -280,8 +269,8 @@ class SimulatedCluster(
 
     @activity.defn(name="machine.check")
     async def check(self, order: CheckOrder) -> CheckResult:
-        """As `answer`, for one machine; tried again when it is done."""
-        self._unless_past(self._ordered_s() + self._machines.check_s(order))
+        """As `answer`, for one machine."""
+        await self._until(self._ordered_s() + self._machines.check_s(order))
         return self._machines.checked(_machine(), order)
 
     @activity.defn(name="machine.replay")
@@ -292,8 +281,8 @@ class SimulatedCluster(
 
     @activity.defn(name="machine.trace")
     async def trace(self, order: TraceOrder) -> TraceReport:
-        """As `answer`, for one machine; tried again when it is done."""
-        self._unless_past(self._machines.looked_s(self._ordered_s()))
+        """As `answer`, for one machine."""
+        await self._until(self._machines.looked_s(self._ordered_s()))
         return self._machines.traced(_machine(), order, self._now_s())
 
     # --- Everything else --------------------------------------------------------------------------
@@ -345,6 +334,8 @@ class SimulatedCluster(
         Gives up when: never.
         """
         self.records[record.incident] = record
+        if record.closed_at_s is not None:
+            self._ending.add(_workflow())
         if record.outcome is Outcome.RECOVERED and record.closed_at_s is not None:
             await self._close(record.incident, record.fault_at_s - self._fate.from_s)
         key = record.incident, len(record.marks)
@@ -386,6 +377,14 @@ class SimulatedCluster(
         self._fate.moved()
         return _of(activity.info().scheduled_time) - self._fate.from_s
 
+    async def _until(self, ready_s: float) -> None:
+        left_s = ready_s - self._now_s()
+        if left_s <= CLOSE_S:
+            return
+        await self._fate.sleep(left_s)
+        if _workflow() in self._ending:
+            await self._signals.outlived(_workflow())
+
     def _unless_past(self, ready_s: float) -> None:
         left_s = ready_s - self._now_s()
         if left_s > CLOSE_S:
@@ -401,6 +400,11 @@ class SimulatedCluster(
 def _machine() -> str:
     """Whose order it is, as `redirect` tells."""
     return activity.info().activity_id.partition("/")[0]
+
+
+def _workflow() -> str:
+    """Id of the workflow whose order it is."""
+    return activity.info().workflow_id or ""
 
 
 def _order() -> int:

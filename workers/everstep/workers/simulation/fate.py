@@ -72,6 +72,15 @@ class Fate:
         if self._clock is not None:
             await self._send_sleeper(self._clock, at_s)
 
+    async def sleep(self, for_s: float) -> None:
+        """Sleep in an activity: time, which it holds, passes meanwhile.
+
+        Args:
+            for_s: For how long on the server's clock.
+        """
+        assert self._clock is not None  # noqa: S101 - activities run while it is followed
+        await self._clock.sleep(for_s)
+
     async def follow(self, clock: Clock) -> None:
         """Let everything happen on this server, until the end, or until the job leaves it.
 

@@ -24,18 +24,23 @@ from everstep.core import names
 from everstep.core.errors import TransientError
 from everstep.core.model import Alert
 from everstep.spec.job import JobSpec
+from everstep.workers.simulation.ahead import QUEUE, Ahead
 from everstep.workers.simulation.cluster import Signals, SimulatedCluster
-from everstep.workers.simulation.controllers import Controllers, controlled
+from everstep.workers.simulation.controllers import Controllers
 from everstep.workers.simulation.fate import Fate
 from everstep.workers.simulation.redirect import NEVER, SUFFIX
-from everstep.workers.simulation.server import Clock, let_time_pass_after, skipping
+from everstep.workers.simulation.server import (
+    Clock,
+    let_time_pass_after,
+    let_time_pass_unless_runs,
+)
 from everstep.workflows import options, story
 from everstep.workflows.incident import ResolveIncident
 from everstep.workflows.job import RunJob
 from everstep.workflows.messages import Approval, JobInput, JobState
 
 INCIDENTS_PER_PART = 90
-"""What more of them cost the server is what a fresh one and its controller cost to start."""
+"""Each costs the server more than the last; a fresh one and its controller are started beside."""
 
 LOOKS_S = 0.5
 """Real time between two looks whether a run still goes on."""
@@ -43,11 +48,12 @@ LOOKS_S = 0.5
 STALLED_S = 300.0
 """Real time in which nothing is asked of the cluster, after which nothing will be any more."""
 
+AT_ONCE = 4096
+"""Answers that are waited for: of any number of machines that are tested, nearly all sleep."""
+
 BEGINS_WITHIN = timedelta(seconds=60)
 CONTINUES_WITHIN_S = 60.0
 LOOKS_AGAIN_S = 0.02
-
-QUEUE = f"{names.CONTROLLER_QUEUE}.simulated"
 
 SAYS_NOTHING = "report_alerts"
 NO_ALERTS: list[Alert] = []
@@ -100,9 +106,16 @@ class Carried:
 
 
 async def run_part(
-    cluster: SimulatedCluster, fate: Fate, given: Given, carried: Carried
+    cluster: SimulatedCluster, fate: Fate, given: Given, carried: Carried, ahead: Ahead
 ) -> Carried | None:
     """Let the job go on with a server of its own; what to go on with, or None: its days are over.
+
+    Args:
+        cluster: Which the job is on.
+        fate: What happens by itself.
+        given: The run's.
+        carried: What the job is started with.
+        ahead: Opens this part's place, and is told when to prepare the next one's.
 
     Raises:
         InputError: The time-skipping server is not installed.
@@ -110,18 +123,17 @@ async def run_part(
             happens any more.
     """
     async with (
-        skipping() as client,
-        controlled(client, QUEUE, given.kills > 0) as controllers,
+        ahead.place() as place,
         Worker(
-            client,
+            place.client,
             task_queue=QUEUE + SUFFIX,
             activities=cluster.activities(),
-            max_concurrent_activities=8,
+            max_concurrent_activities=AT_ONCE,
         ),
     ):
-        part = _Part(client, given, carried)
-        await cluster.move(part.signals(controllers), given.incidents_per_part)
-        await _until_over(fate, Clock(client), controllers)
+        part = _Part(place.client, given, carried, ahead)
+        await cluster.move(part.signals(place.controllers), given.incidents_per_part)
+        await _until_over(fate, Clock(place.client), place.controllers)
         await part.end()
     return part.left
 
@@ -129,9 +141,10 @@ async def run_part(
 class _Part:
     """How the cluster reaches the workflows on one server, and how the job comes and goes."""
 
-    def __init__(self, client: Client, given: Given, carried: Carried) -> None:
+    def __init__(self, client: Client, given: Given, carried: Carried, ahead: Ahead) -> None:
         name = given.spec.name
         self._client, self._name, self._carried = client, name, carried
+        self._ahead, self._half = ahead, carried.state.incidents + given.incidents_per_part // 2
         self._job = client.get_workflow_handle(names.job_workflow_id(name))
         in_production = options.workflow_task_timeout(given.spec.machines)
         self.task_timeout = in_production if given.kills else NEVER
@@ -148,6 +161,7 @@ class _Part:
             joined=lambda machine: job.signal(RunJob.machine_joined, machine),
             approve=self._approve,
             closed=self._closed,
+            outlived=lambda workflow: let_time_pass_unless_runs(self._client, workflow),
             leave=self._leave,
             kill=controllers.kill,
         )
@@ -190,6 +204,8 @@ class _Part:
         await handle.signal(ResolveIncident.approve, word)
 
     def _closed(self, incident: int) -> None:
+        if incident >= self._half:
+            self._ahead.prepare()
         done = let_time_pass_after(self._client, self._job.id, self._incident(incident))
         task = asyncio.create_task(done)
         self._ending.add(task)

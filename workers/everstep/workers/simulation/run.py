@@ -11,6 +11,7 @@ from everstep.core.simulation.engine import EARLIER, FIRST_VERSION, Met, Run
 from everstep.core.simulation.faults import DAY_S, Fault
 from everstep.core.simulation.setting import Setting
 from everstep.core.simulation.world import World
+from everstep.workers.simulation.ahead import Ahead
 from everstep.workers.simulation.cluster import SimulatedCluster
 from everstep.workers.simulation.fate import Fate
 from everstep.workers.simulation.machines import CODE, info_of
@@ -39,8 +40,12 @@ async def simulate(setting: Setting, faults: Sequence[Fault], given: Given) -> R
     cluster = SimulatedCluster(world, fate)
     cluster.disturb(given.kills, len(faults))
     carried: Carried | None = _first(world, given)
-    while carried is not None:
-        carried = await run_part(cluster, fate, given, carried)
+    ahead = Ahead(given.kills > 0)
+    try:
+        while carried is not None:
+            carried = await run_part(cluster, fate, given, carried, ahead)
+    finally:
+        await ahead.close()
     if fate.latest_s > MOST_LATE_S:
         late = f"something came {fate.latest_s:.0f} s later than it was due"
         raise TransientError(f"time passed while workflows worked: {late}")

@@ -155,6 +155,20 @@ async def let_time_pass_after(client: Client, job: str, incident: str) -> None:
     await Clock(client).let_pass()
 
 
+async def let_time_pass_unless_runs(client: Client, workflow: str) -> None:
+    """Let time pass that an activity holds whose workflow has given it up, and ended.
+
+    The server holds time until it is told how the activity ended, and does not hear of it then.
+
+    Args:
+        client: Of the server.
+        workflow: Id of the workflow.
+    """
+    description = await client.get_workflow_handle(workflow).describe()
+    if description.status is not WorkflowExecutionStatus.RUNNING:
+        await Clock(client).let_pass()
+
+
 async def connect(address: str, identity: str | None = None) -> Client:
     """Reach a server on this machine.
 
