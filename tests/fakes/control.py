@@ -161,18 +161,19 @@ class Control:
         await self.handle.signal(RunJob.machine_joined, machine.info)
         return machine
 
-    async def lose(self, name: str) -> None:
-        """The machine stops answering, and the analyzer says so."""
+    async def lose(self, name: str, step: int | None = None) -> None:
+        """The machine stops answering, and the analyzer says so, and which step was the newest."""
         machine = self.world.machines[name]
         machine.running = ()
         stopping = asyncio.create_task(self.agents[name].shutdown())
-        await self.alert(Symptom.AGENT_LOST, name)
+        await self.alert(Symptom.AGENT_LOST, name, step)
         await stopping
 
-    async def alert(self, symptom: Symptom, machine: str) -> None:
+    async def alert(self, symptom: Symptom, machine: str, step: int | None = None) -> None:
         alert = Alert(
-            Observer.ANALYZER, symptom, time.time(), f"{machine}: {symptom}", machine=machine
-        )
+            Observer.ANALYZER, symptom, time.time(), f"{machine}: {symptom}", machine=machine,
+            step=step,
+        )  # fmt: skip
         await self.handle.signal(RunJob.report_alerts, [alert])
 
     async def crash(self, machine: str, rank: int, signal: int = 9) -> None:

@@ -7,6 +7,8 @@ import pytest
 from everstep.core.orders import StoredCheckpoint
 from everstep.core.vocabulary import Outcome
 from everstep.spec.job import JobSpec
+from everstep.workflows.incident import ResolveIncident
+from everstep.workflows.messages import Approval
 from tests.fakes.control import Control, controlled
 from tests.fakes.fleet import FakeWorld
 
@@ -131,3 +133,36 @@ async def test_an_unreadable_storage_holds_where_the_spec_says_so(temporal_addre
     assert "rank 1: no copy" in record.missing
     texts = [entry.text for entry in record.timeline]
     assert "m0 cannot read the storage: /storage: Permission denied" in texts
+
+
+async def test_a_job_whose_machines_are_all_lost_holds_where_the_spec_says_so(
+    temporal_address: str,
+) -> None:
+    world = FakeWorld(2)
+    async with controlled(temporal_address, spec_of(when_all_copies_lost="hold"), world) as control:
+        await assemble(control)
+        await control.join("m3")
+        await world.advance(1, 50)
+        await control.lose("m0", step=50)
+        await control.lose("m1", step=50)
+        await control.until(lambda r: r.outcome is Outcome.HELD)
+        record = await control.record()
+        assert record.missing.startswith("no copy is left of step 50, nor of any other.")
+        assert world.machines["m2"].orders == []
+        await control.incident().signal(ResolveIncident.approve, Approval("ada"))
+        await control.until_started(2)
+        await control.finish()
+    assert [order.restore_step for order in world.machines["m2"].orders] == [0]
+
+
+async def test_a_script_that_saves_nothing_starts_over_unasked(temporal_address: str) -> None:
+    world = FakeWorld(2)
+    async with controlled(temporal_address, spec_of(when_all_copies_lost="hold"), world) as control:
+        await assemble(control)
+        await world.advance(1, 50)
+        for machine in world.machines.values():
+            machine.copies = {}
+        await control.crash("m0", 0)
+        await control.until_started(2)
+        await control.finish()
+    assert [order.restore_step for order in world.machines["m1"].orders] == [0, 0]

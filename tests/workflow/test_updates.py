@@ -4,17 +4,22 @@
 # pyright: reportUnknownMemberType=false
 from __future__ import annotations
 
+import time
+from functools import partial
+
 import pytest
 from temporalio.client import WorkflowUpdateFailedError
 
 from everstep.core.memory import CodeVersion
-from everstep.core.model import Assignment
+from everstep.core.model import Alert, Assignment
+from everstep.core.record import IncidentRecord
 from everstep.core.report import report
 from everstep.core.updates import Settings, UpdateState
-from everstep.core.vocabulary import Outcome, Rung, Symptom
+from everstep.core.vocabulary import Observer, Outcome, Rung, Symptom
 from everstep.spec.job import JobSpec
+from everstep.workflows.incident import ResolveIncident
 from everstep.workflows.job import RunJob
-from everstep.workflows.messages import Cancellation, UpdateAnswer, UpdateRequest
+from everstep.workflows.messages import Approval, Cancellation, UpdateAnswer, UpdateRequest
 from tests.fakes.control import Control, controlled
 from tests.fakes.fleet import FakeWorld
 from tests.workflow import histories
@@ -41,6 +46,12 @@ async def trains_with(control: Control) -> Assignment:
     status = await control.status()
     assert status.assignment is not None
     return status.assignment
+
+
+def held_after(words: str, record: IncidentRecord) -> bool:
+    """Whether it is held, and was told something before."""
+    told = any(words in entry.text for entry in record.timeline)
+    return told and record.outcome is Outcome.HELD
 
 
 async def test_urgent_update_stops_training_at_once(temporal_address: str) -> None:
@@ -164,6 +175,30 @@ async def test_code_that_cannot_be_made_ready_never_starts(temporal_address: str
     assert "m0: train.py, line 3: invalid syntax" in record.finding.reason
     assert (now.attempt, now.code_directory) == (2, "/code/v0")
     assert {attempt for _, attempt in world.done("start")} == {2}
+
+
+async def test_urgent_update_leaves_an_eviction_asked_for(temporal_address: str) -> None:
+    """What spoke for it is evidence of the round that the update begins, too."""
+    world = FakeWorld(8)
+    spec = patient(safety={"modes": {"evict": "approve"}})
+    async with controlled(temporal_address, spec, world) as control:
+        await assemble(control)
+        alert = Alert(
+            Observer.AGENT, Symptom.GPU_UNAVAILABLE, time.time(), "GPU 0 is gone", machine="m2",
+            subject="GPU 0", confident=True,
+        )  # fmt: skip
+        await control.handle.signal(RunJob.report_alerts, [alert])
+        await control.until(lambda r: r.outcome is Outcome.HELD)
+        question = (await control.record()).missing
+        for lr in ("1", "2"):
+            await ask(control, settings=(("lr", lr),), urgent=True)
+            await control.until(partial(held_after, f"lr={lr}"))
+            assert (await control.record()).missing == question
+        await control.incident().signal(ResolveIncident.approve, Approval("op"))
+        now = await trains_with(control)
+        record = await control.record()
+    assert dict(now.settings) == {"lr": "2"}
+    assert [(climb.rung, climb.machines) for climb in record.climbs] == [(Rung.EVICT, ("m2",))]
 
 
 async def test_urgent_update_during_probation(temporal_address: str) -> None:

@@ -73,6 +73,20 @@ def plan_restore(
     return RestorePlan(FROM_THE_BEGINNING, {}, _missing(held, slots, layout, backup))
 
 
+def is_all_gone(reports: Sequence[MachineReport], newest_step: int) -> bool:
+    """Whether something was saved of which no machine's memory holds a copy any more.
+
+    Machines whose ranks ran until now and that hold nothing tell of a script that saves nothing.
+
+    Args:
+        reports: What the machines hold; none of those whose memory went with them.
+        newest_step: That ranks are known to have finished or restored; 0 if none.
+    """
+    kept = any(copy.steps for report in reports for copy in report.copies)
+    ran = any(report.stopped or report.exits for report in reports)
+    return newest_step > 0 and not kept and not ran
+
+
 _NOTHING: Mapping[int, set[int]] = {}
 _NOBODY: Set[int] = frozenset()
 

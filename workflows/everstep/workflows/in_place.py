@@ -12,7 +12,7 @@ from everstep.core.model import MachineInfo
 from everstep.core.orders import FROM_THE_BEGINNING
 from everstep.core.progress import NO_STEP
 from everstep.core.record import IncidentRecord
-from everstep.core.restore import RestorePlan, plan_restore
+from everstep.core.restore import RestorePlan, is_all_gone, plan_restore
 from everstep.core.stacks.words import runs_text
 from everstep.core.vocabulary import Spent, Symptom
 from everstep.workflows import asking, ordering, restart, storage, updating
@@ -107,8 +107,15 @@ async def _source(now: Situation, plan: RestorePlan) -> storage.Source:
 
 
 async def _ask_before_starting_over(now: Situation, plan: RestorePlan) -> None:
-    if plan.missing and now.job.spec.checkpoint.when_all_copies_lost == "hold":
-        question = f"{_gone(plan)}. It would start from what the script itself finds"
+    if now.job.spec.checkpoint.when_all_copies_lost != "hold":
+        return
+    lost = _gone(plan)
+    record = now.record
+    newest = max(record.failed_step or 0, record.restored_step or 0, now.given.attempt_from)
+    if not lost and is_all_gone(now.stopped, newest) and workflow.patched("asks-when-all-is-gone"):
+        lost = f"no copy is left of step {newest}, nor of any other"
+    if lost:
+        question = f"{lost}. It would start from what the script itself finds"
         await now.ask(question, may_deny=False)
 
 

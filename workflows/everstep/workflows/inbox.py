@@ -24,6 +24,8 @@ class Inbox:
         self._judged = 0
         self._round_from = 0
         self._lost: dict[str, float] = {}
+        self._newest: list[Alert] = []
+        self._kept: list[Alert] = []
         self.take(alerts)
 
     def take(self, alerts: Sequence[Alert]) -> None:
@@ -44,9 +46,15 @@ class Inbox:
         self._round_from = self._judged
 
     def judge(self) -> list[Alert]:
-        """All evidence of the round; when nothing new came, the newest of all."""
+        """What was kept, and all evidence of the round; when none came, the newest of all."""
         self._judged = len(self._alerts)
-        return self._alerts[self._round_from :] or self._alerts[-1:]
+        came = self._alerts[self._round_from :] or self._alerts[-1:]
+        self._newest, self._kept = self._kept + came, []
+        return self._newest
+
+    def keep(self) -> None:
+        """The newest judgement led to nothing yet: the next one hears its evidence, too."""
+        self._kept = self._newest
 
     def give_back_round(self) -> None:
         """What this round judged belongs to another incident."""

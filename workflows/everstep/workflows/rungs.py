@@ -48,11 +48,7 @@ async def climb(now: Situation, finding: Finding) -> None:
         standing = now.standing(approved)
         decision = ladder.next_rung(finding, now.record.climbs, policy, standing)
         if decision.mode is Mode.APPROVE:
-            question = f"{decision.rung}: {decision.reason}"
-            if decision.only_way:
-                question += f". A yes evicts {', '.join(decision.machines)}"
-            may_deny = decision.rung is not Rung.PAGE and not decision.only_way
-            approved = await now.ask(question, may_deny)
+            approved = await _ask(now, decision)
             if not approved:
                 now.story.climbed(finding, decision, attempt, ClimbOutcome.DENIED)
         elif decision.mode is Mode.OBSERVE:
@@ -64,6 +60,20 @@ async def climb(now: Situation, finding: Finding) -> None:
             now.story.climbed(finding, decision, attempt)
             await _perform(now, finding, decision)
             return
+
+
+async def _ask(now: Situation, decision: ladder.Decision) -> bool:
+    question = f"{decision.rung}: {decision.reason}"
+    if decision.only_way:
+        question += f". A yes evicts {', '.join(decision.machines)}"
+    may_deny = decision.rung is not Rung.PAGE and not decision.only_way
+    try:
+        return await now.ask(question, may_deny)
+    except OvertakenError:
+        # What came, an urgent change say, may have nothing to do with that machine.
+        if decision.rung is Rung.EVICT and workflow.patched("evidence-kept"):
+            now.inbox.keep()
+        raise
 
 
 def _left_out(now: Situation) -> bool:
