@@ -76,9 +76,8 @@ def stacks_command(
         }
         typer.echo(json.dumps(found, indent=2))
         return
-    if dumps:
-        show_groups(snapshot, layout.world_size)
-    else:
+    show_groups(snapshot, layout.world_size)
+    if not summary.groups(snapshot):
         look = "everstep status" if incident is None else f"everstep incident show {incident}"
         out.print(f"No rank runs; see: {look}")
     for machine, reason in collected.unheard:
