@@ -205,3 +205,14 @@ def test_kind_is_guessed(text: str, kind: Kind) -> None:
 def test_nothing_to_classify_is_a_mistake() -> None:
     with pytest.raises(ValueError, match="nothing"):
         classify([])
+
+
+def test_an_exception_is_told_by_its_message_and_not_by_the_line_that_raises_it() -> None:
+    log = """[rank2]: Traceback (most recent call last):
+[rank2]:   File "train.py", line 30, in main
+[rank2]:     raise ValueError(f"bad loss {loss} in batch {i}")
+[rank2]: ValueError: bad loss 1e9 in batch 77
+"""
+    answer = classify([read([log.encode()], "rank-2.log", Kind.RANK_LOG)])
+    assert (answer.line, answer.culprit_rank) == (3, 2)
+    assert answer.lines == (3,)

@@ -442,7 +442,10 @@ def test_denied_machine_that_does_not_answer_the_restart_is_asked_for_again() ->
     yes = next_rung(GONE, incident.climbs, POLICY, Standing(approved=True))
     assert (yes.rung, yes.machines, yes.mode) == (EVICT, ("m2",), Mode.AUTOMATIC)
     incident.climbs.append(denied(GONE))
-    assert incident.again(GONE).rung is ROLLBACK, "a no counts until there is new evidence"
+    last = next_rung(GONE, incident.climbs, POLICY, Standing(code_proven=False))
+    assert (last.rung, last.only_way) == (EVICT, True), "no other code could run without it"
+    before = next_rung(GONE, incident.climbs, POLICY, Standing(spares_code=False))
+    assert before.rung is ROLLBACK, "a no counts until there is new evidence"
 
 
 def test_denied_machine_is_asked_for_again_at_once_for_another_certain_fault() -> None:

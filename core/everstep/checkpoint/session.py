@@ -336,7 +336,7 @@ class _AttachedSession(Session):
         grad_norm: SupportsFloat | None = None,
         mfu: SupportsFloat | None = None,
     ) -> None:
-        numbers = [None if n is None else float(n) for n in (loss, grad_norm, mfu)]
+        numbers = [None if n is None else _number(n) for n in (loss, grad_norm, mfu)]
         numbers += [self._waits.waited_s(), self._stalls.stalled_s]
         self._link.tell(channel.Report(step, *numbers))
         self._go_on()
@@ -392,3 +392,9 @@ class _AttachedSession(Session):
     def _new_saver(self, region: Region | None) -> Saver:
         others = agreement.of_environment(os.environ, self._me.attempt)
         return Saver(self._link, self._me, others, region, self._sharing, self._stalls)
+
+
+def _number(told: SupportsFloat) -> float:
+    """A number that was told; torch warns of a tensor that it computes a gradient for."""
+    detach = getattr(told, "detach", None)
+    return float(told if detach is None else detach())

@@ -73,6 +73,7 @@ class Standing:
         updates: Changes of code or arguments that wait for a restart.
         returned: Machines that this incident evicted for their group alone, and let come back.
         asks_again: Whether an eviction that was not performed may be asked for once more.
+        spares_code: Whether a machine that is gone, and stays, leaves code and trials alone.
     """
 
     evicted_in_window: int = 0
@@ -83,6 +84,7 @@ class Standing:
     updates: int = 0
     returned: Collection[str] = ()
     asks_again: bool = True
+    spares_code: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +246,11 @@ class _Case:
         return self._left_out(ClimbOutcome.DENIED, ClimbOutcome.OBSERVED)
 
     @property
+    def clears_code(self) -> bool:
+        """Whether no code could run, for a machine that is gone and stays."""
+        return bool(self.gone) and self.standing.spares_code
+
+    @property
     def no_culprit(self) -> str:
         """Why nobody is evicted for what the evidence says, in words."""
         if denied := self._left_out(ClimbOutcome.DENIED):
@@ -329,7 +336,7 @@ def _code_accused(case: _Case) -> Decision | None:
     if case.advised(Action.ROLLBACK):
         reason = f"the code or its configuration is accused: {case.finding.reason}"
         return Decision(Rung.ROLLBACK, (), reason)
-    if not case.standing.code_proven:
+    if not case.standing.code_proven and not case.clears_code:
         reason = f"this code version never made a healthy step: {case.finding.reason}"
         return Decision(Rung.ROLLBACK, (), reason)
     return None
@@ -375,6 +382,8 @@ def _reattempt(case: _Case) -> Decision | None:
 
 
 def _rollback(case: _Case) -> Decision | None:
+    if case.clears_code:
+        return None
     last = case.restarts[-1].rung if case.restarts else None
     tried = {
         Rung.EVICT: "the failure came back after an eviction",
@@ -384,7 +393,7 @@ def _rollback(case: _Case) -> Decision | None:
 
 
 def _replay(case: _Case) -> Decision | None:
-    if case.code_alone:
+    if case.code_alone or case.clears_code:
         return None
     return Decision(Rung.REPLAY, (), f"the failure came back each time: {case.finding.reason}")
 

@@ -33,6 +33,7 @@ class _Kind:
     finding: Finding
     code_proven: bool = True
     found_by: Mapping[Rung, ClimbOutcome] = field(default_factory=dict[Rung, ClimbOutcome])
+    unavailable: tuple[Rung, ...] = ()
     # What follows the first rung, where that is not the same failure again.
     then: Finding | None = None
 
@@ -52,6 +53,11 @@ _KINDS = (
         _finding(Symptom.GPU_UNAVAILABLE, (MACHINE,), confident=True),
     ),
     _Kind("an error of user code", _finding(Symptom.CODE_ERROR)),
+    _Kind(
+        "the same, and no earlier code version is known",
+        _finding(Symptom.CODE_ERROR),
+        unavailable=(Rung.ROLLBACK,),
+    ),
     _Kind(
         "any other failure before a code version's first healthy step",
         _finding(Symptom.PROCESS_CRASH),
@@ -135,7 +141,8 @@ def ladder_rows(policy: Policy, unavailable: Mapping[Rung, str] | None = None) -
 
 
 def _climb(kind: _Kind, policy: Policy, unavailable: Mapping[Rung, str]) -> tuple[Decision, ...]:
-    standing = Standing(code_proven=kind.code_proven, unavailable=unavailable)
+    without = {**unavailable, **dict.fromkeys(kind.unavailable, kind.evidence)}
+    standing = Standing(code_proven=kind.code_proven, unavailable=without)
     climbed: list[Climb] = []
     decisions: list[Decision] = []
     while True:

@@ -128,7 +128,7 @@ class IncidentRecord:
         attempt_before: The attempt that failed.
         attempt_after: The attempt that runs now.
         restored_step: Step that the job restarted from, or None when it did not restart.
-        failed_step: Newest step that any rank had saved before the fault; None if none was.
+        failed_step: Newest step that any rank had saved or told of before the fault; None if none.
         lost_steps: Finished steps that are done again.
         first_step_at_s: When the first new step was finished by all ranks, or None.
         closed_at_s: When it was closed, or None.

@@ -6,7 +6,6 @@ Called through the job's spec, and by the part of the job's workflow that looks 
 from __future__ import annotations
 
 import functools
-import math
 from dataclasses import dataclass
 from decimal import Decimal, localcontext
 
@@ -87,9 +86,9 @@ def standby_count(machines: int, failure_rate_per_day: float, quantile: float) -
         survives = 1 - fails
         if not survives:
             return machines
-        count, covered = 0, survives**machines
+        count, ways, covered = 0, Decimal(1), survives**machines
         while covered < enough:
             count += 1
-            exactly = math.comb(machines, count) * fails**count * survives ** (machines - count)
-            covered += exactly
+            ways = ways * (machines - count + 1) / count
+            covered += ways * fails**count * survives ** (machines - count)
     return count

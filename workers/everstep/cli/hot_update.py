@@ -115,10 +115,10 @@ def _where_it_stands(folder: RunFolder) -> str:
         record = await incident.query(ResolveIncident.record)
         if record.first_step_at_s is not None:
             return ""
-        held = record.outcome is Outcome.HELD
-        what = f"incident {number} {'waits for a person or a machine' if held else 'is open'}"
-        look_at = f"everstep incident show {number}"
-        return f"training stands already; {what}, whose next restart makes it; see: {look_at}"
+        makes = f"training stands already; the next restart of incident {number} makes it"
+        if record.outcome is Outcome.HELD:
+            return f"{makes}, which is held: {record.missing}"
+        return f"{makes}; see: everstep incident show {number}"
 
     return _call(folder, look)
 

@@ -32,12 +32,7 @@ def page_command(
             "Name the environment variable that holds the address.",
         )
     secrets = settings.secrets()
-    if job.safety.webhook not in secrets:
-        raise InputError(
-            f"safety.webhook: {job.safety.webhook}",
-            "there is no such variable here",
-            "Export it with the address, as the controller has it.",
-        )
+    settings.require_variable("safety.webhook", job.safety.webhook, secrets)
     order = PageOrder(
         webhook=job.safety.webhook,
         key=f"{job.name}/0/{int(time.time())}",

@@ -24,6 +24,7 @@ from everstep.core.errors import EverstepError, InputError
 from everstep.core.record import IncidentRecord, TimelineEntry
 from everstep.spec.job import JobSpec
 from everstep.spec.load import load_spec
+from everstep.workers import settings
 from everstep.workers.local import faults, ports, preflight, server
 from everstep.workers.local.cluster import LocalRun, RunOptions, machine_names
 from everstep.workers.local.connecting import NoServerError
@@ -66,6 +67,8 @@ def run_command(
 ) -> None:
     """Run a job on this machine, each machine of it a process, and recover it from faults."""
     spec = load_spec(spec_file)
+    if spec.safety.webhook:
+        settings.require_variable("safety.webhook", spec.safety.webhook, settings.secrets())
     names = machine_names(spec)
     world_size = spec.layout().world_size
     planned = tuple(faults.parse(text, world_size, names) for text in fault or [])

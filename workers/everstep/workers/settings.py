@@ -220,6 +220,22 @@ def secrets(directory: Path | None = None) -> Mapping[str, str]:
     return os.environ if directory is None else _FilesFirst(directory, os.environ)
 
 
+def require_variable(field: str, name: str, variables: Mapping[str, str]) -> None:
+    """See that a variable that a spec names is there.
+
+    Args:
+        field: Where the spec names it.
+        name: The variable's.
+        variables: All that there are.
+
+    Raises:
+        InputError: It is not there.
+    """
+    if name not in variables:
+        fix = "Export it with what it should hold, as the controller has it."
+        raise InputError(f"{field}: {name}", "there is no such variable here", fix)
+
+
 class _FilesFirst(Mapping[str, str]):
     """The files of a folder as variables, then other variables."""
 

@@ -204,7 +204,11 @@ class ResolveIncident:
         try:
             await now.unless_overtaken(stable(), or_finished=True)
         except OvertakenError:
-            now.story.tell("failed again during probation")
+            now.story.tell(
+                "stopped for a change during probation"
+                if now.only_asked()
+                else "failed again during probation"
+            )
             return False
         except ActivityError as error:
             now.raise_own(Symptom.JOB_HANG, None, f"no step: {ordering.why(error)}")
@@ -215,9 +219,8 @@ class ResolveIncident:
         now = self._now
         await settle_tests(now)
         await asking.settle(now)
-        now.story.closed(
-            "closed: another failure begins" if now.overtaken() else "closed: training is stable"
-        )
+        why = "another failure begins" if now.overtaken() else "training is stable"
+        now.story.closed(f"closed: {'a change is made' if now.only_asked() else why}")
         now.pages.drop()
         now.pages.closed(story.summary(now.record))
         await now.story.archive()

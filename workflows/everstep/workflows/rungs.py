@@ -45,6 +45,7 @@ async def climb(now: Situation, finding: Finding) -> None:
     while True:
         if _left_out(now):
             now.asks_again = workflow.patched("evict-asked-again")
+            now.spares_code = workflow.patched("code-spared")
         standing = now.standing(approved)
         decision = ladder.next_rung(finding, now.record.climbs, policy, standing)
         if decision.mode is Mode.APPROVE:

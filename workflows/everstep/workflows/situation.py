@@ -88,6 +88,8 @@ class Situation:
         """False in incidents that were opened before a machine could be evicted a second time."""
         self.asks_again = True
         """False in incidents that left an eviction out before it could be asked for once more."""
+        self.spares_code = True
+        """False in incidents that accused code where a machine was gone."""
         self._asked = False
         self._may_deny = False
         self._word: bool | None = None
@@ -164,6 +166,12 @@ class Situation:
         """Whether newer evidence concerns what runs now."""
         alerts = self.inbox.unsettled()
         return bool(alerts) and any(map(self._matters_to(), alerts))
+
+    def only_asked(self) -> bool:
+        """Whether all newer evidence is that somebody wants a change at once."""
+        alerts = self.inbox.unsettled()
+        change = Symptom.CODE_DATA_ADJUSTMENT
+        return bool(alerts) and all(a.symptom is change and a.rank is None for a in alerts)
 
     def _matters_to(self) -> Callable[[Alert], bool]:
         """Says of alerts whether they concern what runs now, and not what was stopped already."""
@@ -255,7 +263,13 @@ class Situation:
         look = f"See: everstep incident show {self.record.incident}."
         if not self._asked or self._word is not None:
             last = f" (it was {self._last_word})" if self._last_word else ""
-            what = f"it is {self.record.outcome} and waits for nobody's word{last}"
+            held = self.record.outcome is Outcome.HELD and not self._asked
+            waits = (
+                f"for nobody's word{last}, but: {self.record.missing}"
+                if held
+                else (f"for nobody's word{last}")
+            )
+            what = f"it is {self.record.outcome} and waits {waits}"
             return InputError(where, what, look)
         if decision.question not in ("", self.record.missing):
             return InputError(where, "it asks something else by now", look)
@@ -279,6 +293,7 @@ class Situation:
             updates=len(self.updates),
             returned=self.record.returned if self.evicts_again else (),
             asks_again=self.asks_again,
+            spares_code=self.spares_code,
         )
 
     def _unavailable(self) -> dict[Rung, str]:

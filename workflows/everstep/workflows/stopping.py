@@ -42,6 +42,8 @@ async def stop_and_classify(now: Situation, stacks: StackRecord | None) -> Findi
     newest = [step for report in now.stopped for c in report.copies for step in c.steps]
     # Memory that went with its machines tells nothing any more.
     newest += [alert.step for alert in alerts if alert.step is not None]
+    # Nor do copies of what is not saved at every step.
+    newest += [] if now.newest_exit_step is None else [now.newest_exit_step]
     if newest:
         now.story.change(failed_step=max(newest))
     if _made_a_step(now):

@@ -11,7 +11,8 @@ _RUNTIME = Reading(Symptom.CODE_ERROR, Label.USER_CODE, Action.ROLLBACK, 0.6)
 _IMPORT = Reading(Symptom.CODE_ERROR, Label.USER_CODE, Action.ROLLBACK, 0.8)
 _FILE = Reading(Symptom.STORAGE_ERROR, Label.MANUAL, Action.ROLLBACK, 0.5)
 _TRACE = Reading(Symptom.CODE_ERROR, Label.USER_CODE, Action.ROLLBACK, 0.2)
-_START = r"(?:^|[\s\]>|:\"'])(?:[a-z_][\w.]*\.)?"
+# A traceback quotes the line that raises, where the values that matter are names yet.
+_START = r"(?:^|[\s\]>|:\"'])(?<!raise )(?:[a-z_][\w.]*\.)?"
 
 RULES: tuple[Rule, ...] = (
     Rule(
