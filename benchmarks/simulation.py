@@ -4,7 +4,7 @@ The counted engine runs twice, which has to come to the same figures to the digi
 workflows run on Temporal's time-skipping server with the same faults; an incident agrees when its
 rungs, their outcomes, the machines evicted, returned and taken instead, and the code are the same.
 
-Run as `python -m benchmarks.simulation [DAYS]`; takes about five minutes for the 90 days of the
+Run as `python -m benchmarks.simulation [DAYS]`; takes some four minutes for the 90 days of the
 goals, which are for 1,200 machines on two cores.
 """
 

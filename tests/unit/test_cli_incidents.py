@@ -13,7 +13,7 @@ from everstep.cli.commands import app
 from everstep.cli.incidents import MAX_ALERTS_IN_A_ROW, incident_table, timeline_table
 from everstep.core.errors import InputError
 from everstep.core.record import Climb, Finding, IncidentRecord, TimelineEntry
-from everstep.core.vocabulary import Outcome, Rung, Symptom
+from everstep.core.vocabulary import ClimbOutcome, Outcome, Rung, Symptom
 from everstep.workers.local.folder import RunFolder
 
 
@@ -83,6 +83,15 @@ def test_what_failed_later_stands_below_what_opened_the_incident() -> None:
     (first, second) = captured.get().splitlines()[-2:]
     assert [cell.strip() for cell in first.split("│")][1:3] == ["job_hang", "m1"]
     assert second.split("│")[1].strip() == "then process_crash"
+
+
+def test_what_was_left_out_is_marked() -> None:
+    denied = Climb(Rung.EVICT, "", ("m1",), 1, 100.0, ClimbOutcome.DENIED)
+    record = replace(record_of(), climbs=(denied, Climb(Rung.REATTEMPT, "", (), 1, 101.0)))
+    console = Console(width=120)
+    with console.capture() as captured:
+        console.print(incident_table([record]))
+    assert "evict (denied), reattempt" in captured.get()
 
 
 @pytest.mark.parametrize("words", [("incident", "show"), ("approve",), ("deny",)])

@@ -197,7 +197,7 @@ async def test_two_updates_at_once_while_an_incident_is_open(
             ("hot-update", place, "--set", "lr=1"), ("hot-update", place, "--set", "wd=2")
         )
         assert codes == [0, 0], text
-        assert text.count("incident 1 is open, whose next restart it joins") == 2
+        assert text.count("1 waits for a person or a machine, whose next restart makes it") == 2
         assert await here.call("hot-update", place, "--set", "lr=9") == 0
         assert "update 3 is withdrawn" in await here.says(0, "updates", place, "--cancel", "3")
         twice = await here.says(2, "updates", place, "--cancel", "3")
@@ -228,7 +228,8 @@ async def test_updates_of_a_held_incident_that_are_rolled_back_together(
         place, control = str(tmp_path), here.control
         await control.lose("m1")
         await here.held()
-        assert await here.call("hot-update", place, "--set", "typo=1") == 0
+        waiting = await here.says(0, "hot-update", place, "--set", "typo=1")
+        assert "training stands already; incident 1 waits for a person" in " ".join(waiting.split())
         (waits,) = await here.updates()
         day = story.day(waits["due_at_s"])
         assert waits["due_at_s"] == waits["at_s"] + 24 * 3600

@@ -191,6 +191,31 @@ async def test_without_standby_it_holds_until_a_machine_is_added(temporal_addres
     assert record.missing == ""
 
 
+async def test_an_end_that_is_told_late_is_no_new_failure(temporal_address: str) -> None:
+    """Its machine has told of it when all ranks were stopped."""
+    world = FakeWorld(8)
+    async with controlled(temporal_address, spec_of(standbys=0), world) as control:
+        await assemble(control)
+        ended = world.machines["m0"].crash(1, None)
+        await control.lose("m1")
+        await control.until(lambda r: r.outcome is Outcome.HELD)
+        late = Alert(
+            Observer.AGENT, Symptom.PROCESS_CRASH, ended.at_s, "rank 1 ended", ended.attempt, "m0",
+            1, ended,
+        )  # fmt: skip
+        await tell(control, late)
+        await control.until(lambda r: any("rank 1 ended" in entry.text for entry in r.timeline))
+        await control.join("m4")
+        await control.until(lambda r: r.first_step_at_s is not None)
+        record = await control.record()
+        await control.training(2)
+        await world.advance(2, 20)
+        await control.until(lambda r: r.outcome is Outcome.RECOVERED)
+        await control.finish()
+        assert (await control.status()).incidents == 1
+    assert [climb.rung for climb in record.climbs] == [Rung.EVICT]
+
+
 async def test_second_machine_lost_while_the_first_recovers(temporal_address: str) -> None:
     world = FakeWorld(8, training=False)
     async with controlled(temporal_address, spec_of(standbys=2), world) as control:

@@ -85,7 +85,7 @@ def hot_update_command(
         answer = await handle.execute_update(RunJob.hot_update, request)  # pyright: ignore[reportUnknownMemberType]
         return answer, await handle.query(RunJob.status)
 
-    stands = _where_it_stands(folder) if urgent else ""
+    stands = _where_it_stands(folder)
     answer, status = _call(folder, send)
     if answer.update is None:
         raise InputError("--code", "; ".join(answer.refused), "Nothing was stopped. Correct it.")
@@ -93,8 +93,10 @@ def hot_update_command(
         typer.echo(json.dumps(asdict(answer.update), indent=2))
         return
     when = f"it joins the next restart, at the latest in {window}"
-    if urgent:
-        when = stands or "training stops for it now; see: everstep status"
+    if stands:
+        when = stands
+    elif urgent:
+        when = "training stops for it now; see: everstep status"
     elif status.active_incident is not None:
         # Which may have restarted the job already, and wait for it to prove stable.
         when += f"; incident {status.active_incident} is open, whose next restart it joins"
@@ -102,7 +104,7 @@ def hot_update_command(
 
 
 def _where_it_stands(folder: RunFolder) -> str:
-    """What an urgent update comes into where nothing trains that could stop for it, or empty."""
+    """What an update comes into where nothing trains that would have to stop for it, or empty."""
 
     async def look(handle: _Handle) -> str:
         number = (await handle.query(RunJob.status)).active_incident

@@ -24,8 +24,8 @@ from everstep.cli.find import RunArgument, RunOption, find_run, use_server_of
 from everstep.cli.person import person
 from everstep.cli.stack_view import show_grid
 from everstep.core.errors import EverstepError, InputError, TransientError
-from everstep.core.record import IncidentRecord, StackRecord, TimelineEntry
-from everstep.core.vocabulary import Observer, Outcome, Rung
+from everstep.core.record import Climb, IncidentRecord, StackRecord, TimelineEntry
+from everstep.core.vocabulary import ClimbOutcome, Observer, Outcome, Rung
 from everstep.workers import handles
 from everstep.workers.local.folder import RunFolder
 from everstep.workers.local.standing import kept_incidents
@@ -222,12 +222,18 @@ def incident_table(records: list[IncidentRecord]) -> Table:
             str(record.incident),
             "\nthen ".join([record.opened_by.symptom, *record.later_symptoms]),
             ", ".join(record.machines_named) or "-",
-            ", ".join(climb.rung.value for climb in record.climbs) or "-",
+            ", ".join(map(_rung, record.climbs)) or "-",
             record.outcome.value,
             took,
             str(record.lost_steps),
         )
     return table
+
+
+def _rung(climb: Climb) -> str:
+    """The rung, and why nothing was done on it, if so."""
+    left_out = climb.outcome in (ClimbOutcome.DENIED, ClimbOutcome.OBSERVED)
+    return f"{climb.rung.value} ({climb.outcome.value})" if left_out else climb.rung.value
 
 
 def timeline_table(record: IncidentRecord) -> Table:

@@ -31,6 +31,13 @@ def page_command(
             "is empty, so nobody would be called",
             "Name the environment variable that holds the address.",
         )
+    secrets = settings.secrets()
+    if job.safety.webhook not in secrets:
+        raise InputError(
+            f"safety.webhook: {job.safety.webhook}",
+            "there is no such variable here",
+            "Export it with the address, as the controller has it.",
+        )
     order = PageOrder(
         webhook=job.safety.webhook,
         key=f"{job.name}/0/{int(time.time())}",
@@ -42,5 +49,5 @@ def page_command(
         story=(f"sent by {person()}",),
         format=job.safety.webhook_format,
     )
-    asyncio.run(Webhook(settings.secrets()).post(order))
+    asyncio.run(Webhook(secrets).post(order))
     out.print(f"Posted to the address in {job.safety.webhook}.")

@@ -51,7 +51,7 @@ def stacks_command(
     """Ask every rank and its children where they stand; show the ones that stand alike together."""
     folder = find_run(run)
     order = TraceOrder(deadline_s=deadline_s, native=native, nonblocking=nonblocking)
-    collected = asyncio.run(_collect(folder, order))
+    collected, incident = asyncio.run(_collect(folder, order))
     # The spec's copy lies in the run's folder, apart from the code that it names.
     layout = read_spec(folder.spec).layout()
     dumps: dict[int, bytes] = {}
@@ -77,6 +77,9 @@ def stacks_command(
         typer.echo(json.dumps(found, indent=2))
         return
     show_groups(snapshot, layout.world_size)
+    if not summary.groups(snapshot):
+        look = "everstep status" if incident is None else f"everstep incident show {incident}"
+        out.print(f"No rank runs; see: {look}")
     for machine, reason in collected.unheard:
         complain(f"machine {machine} did not answer: {reason}")
     if save is not None:
@@ -84,7 +87,8 @@ def stacks_command(
         out.print(f"Who is stuck and who moves, only another look tells: --save {save}/later")
 
 
-async def _collect(folder: RunFolder, order: TraceOrder) -> Collected:
+async def _collect(folder: RunFolder, order: TraceOrder) -> tuple[Collected, int | None]:
+    """What ranks answer, and the number of the open incident."""
     use_server_of(folder)
     client = await connect(ANSWER_PATIENCE_S)
     job = folder.job()
@@ -93,13 +97,14 @@ async def _collect(folder: RunFolder, order: TraceOrder) -> Collected:
     if status.assignment is None:
         raise TransientError(f"no ranks of {job} run yet; try again")
     asked = CollectInput(job, tuple(status.assignment.machine_names()), order)
-    return await client.execute_workflow(
+    collected = await client.execute_workflow(
         CollectStacks.run,
         asked,
         id=names.stacks_workflow_id(job, uuid.uuid4().hex),
         task_queue=names.CONTROLLER_QUEUE,
         execution_timeout=timedelta(seconds=COLLECT_PATIENCE_S),
     )
+    return collected, status.active_incident
 
 
 def _save(folder: Path, name: str, dumps: dict[int, bytes]) -> None:

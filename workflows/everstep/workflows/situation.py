@@ -63,6 +63,8 @@ class Situation:
         self.inbox = Inbox(given.alerts)
         self.evictions: list[tuple[float, str]] = []
         self.stopped: list[MachineReport] = []
+        self.stopped_attempt = 0
+        """Whose ranks `stopped` tells of; 0 in incidents that heard what ranks said after that."""
         self.vacant: list[int] = []
         self.evicting: list[str] = []
         self.in_test: dict[str, tuple[MachineInfo, bool]] = {}
@@ -166,8 +168,12 @@ class Situation:
     def _matters_to(self) -> Callable[[Alert], bool]:
         """Says of alerts whether they concern what runs now, and not what was stopped already."""
         here = {info.machine for info in self.occupied()}
+        is_over = self.stopped_attempt == self.assignment.attempt
+        told = {report.machine for report in self.stopped} if is_over else ()
 
         def matters(alert: Alert) -> bool:
+            if alert.rank_exit is not None and alert.machine in told:
+                return False
             if alert.symptom is Symptom.AGENT_LOST or (alert.subject and not alert.attempt):
                 return alert.machine in here
             return alert.attempt == self.assignment.attempt

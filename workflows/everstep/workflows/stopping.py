@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from temporalio import workflow
+
 from everstep.core import evidence, hang, memory
 from everstep.core.model import Alert, RankExit
 from everstep.core.orders import MachineReport, StopOrder
@@ -25,6 +27,9 @@ async def stop_and_classify(now: Situation, stacks: StackRecord | None) -> Findi
     occupied = now.occupied()
     alerts = now.inbox.judge()
     now.stopped = [reports[i.machine] for i in occupied if i.machine in reports]
+    if workflow.patched("late-exits"):
+        # With thousands of ranks, alerts of their ends may come after the reports that tell them.
+        now.stopped_attempt = now.assignment.attempt
     exits = exits_of(now.stopped, alerts, now.assignment.attempt)
     now.newest_exit_step = max((e.step for e in exits if e.step is not None), default=None)
     here = {info.machine for info in occupied}
