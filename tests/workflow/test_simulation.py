@@ -16,7 +16,7 @@ import pytest
 from everstep.core.record import IncidentRecord
 from everstep.core.simulation.chance import Spread
 from everstep.core.simulation.engine import Met, Run, simulate
-from everstep.core.simulation.faults import Cause, Fault, Shows, draw_faults
+from everstep.core.simulation.faults import DAY_S, Cause, Fault, Shows, draw_faults
 from everstep.core.simulation.figures import figures
 from everstep.core.simulation.setting import Setting
 from everstep.core.vocabulary import Check, Symptom
@@ -215,6 +215,19 @@ async def test_an_incident_ends_before_the_tests_that_it_has_given_up(
     assert first.closed_at_s == second.opened_at_s
     real, took_s = await with_workflows(AMID_TESTS, given=given, spec=PLENTY)
     hold_against(counted, real, took_s)
+
+
+@pytest.mark.server
+@pytest.mark.slow
+async def test_an_incident_that_is_open_at_the_end_is_counted() -> None:
+    """It has not even been held until then: its machines are being tested."""
+    given = replace(setting(), days=1.2 * HOUR_S / DAY_S)
+    counted = simulate(given, MORE[:1])
+    assert [met.record.closed_at_s for met in counted.met] == [None]
+    real = await simulate_with_workflows(given, MORE[:1], Given(spec_for_workflows(SPEC)))
+    assert [met.record.opened_at_s for met in real.met] == [
+        pytest.approx(met.record.opened_at_s, abs=MOST_LATE_S) for met in counted.met
+    ]
 
 
 @pytest.mark.soak

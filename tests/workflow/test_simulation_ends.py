@@ -14,6 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from everstep.core.errors import TransientError
+from everstep.workers.simulation.server import BINARY, PATIENCE_S, skipping
 from tests.unit.simulated import SPEC
 
 SERVER, CONTROLLER = "temporal-test-server", "everstep.workers.simulation.controller"
@@ -85,3 +87,17 @@ def test_nothing_stays_behind(
     assert run.returncode == code
     assert said == ("everstep: stopped\n" if code > 0 else "")
     assert not psutil.wait_procs(started, timeout=SOON_S)[1]
+
+
+async def test_a_server_that_does_not_start_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / BINARY
+    program.write_text("#!/bin/sh\nexit 3\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    began_s = time.monotonic()
+    with pytest.raises(TransientError, match=r"has ended \(3\)"):
+        async with skipping():
+            pass
+    assert time.monotonic() - began_s < PATIENCE_S / 2

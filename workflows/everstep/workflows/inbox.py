@@ -6,7 +6,8 @@ Each round judges the alerts that came since the last one; whatever comes later 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 from everstep.core.model import Alert, MachineInfo
 from everstep.core.vocabulary import Symptom
@@ -25,7 +26,9 @@ class Inbox:
         self._round_from = 0
         self._lost: dict[str, float] = {}
         self._newest: list[Alert] = []
-        self._kept: list[Alert] = []
+        self._for_next: list[Alert] = []
+        self.kept: list[Alert] = []
+        """Evidence of the round before that led to nothing yet."""
         self.take(alerts)
 
     def take(self, alerts: Sequence[Alert]) -> None:
@@ -44,17 +47,24 @@ class Inbox:
     def begin_round(self) -> None:
         """A round begins: what has not been judged yet is its evidence."""
         self._round_from = self._judged
+        self.kept, self._for_next = self._for_next, []
 
     def judge(self) -> list[Alert]:
         """What was kept, and all evidence of the round; when none came, the newest of all."""
         self._judged = len(self._alerts)
-        came = self._alerts[self._round_from :] or self._alerts[-1:]
-        self._newest, self._kept = self._kept + came, []
+        self._newest = self.kept + (self._alerts[self._round_from :] or self._alerts[-1:])
         return self._newest
 
-    def keep(self) -> None:
-        """The newest judgement led to nothing yet: the next one hears its evidence, too."""
-        self._kept = self._newest
+    def keep(self, denied: Collection[str]) -> None:
+        """The newest judgement led to nothing yet: the next round hears its evidence, too.
+
+        Args:
+            denied: Machines that a person let stay: what spoke against them is not certain again.
+        """
+        self._for_next = [
+            replace(alert, confident=alert.confident and alert.machine not in denied)
+            for alert in self._newest
+        ]
 
     def give_back_round(self) -> None:
         """What this round judged belongs to another incident."""

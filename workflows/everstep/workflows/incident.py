@@ -150,7 +150,9 @@ class ResolveIncident:
             return True
         before = now.record
         finding = await stop_and_classify(now, stacks)
-        if self._recovered() and not evidence.same_failure(finding, before.finding):
+        another = not evidence.same_failure(finding, before.finding)
+        # An eviction that is asked for is asked here, whatever comes.
+        if another and self._recovered() and not now.inbox.kept:
             self._leave_to_another(before)
             return True
         now.story.found(finding)

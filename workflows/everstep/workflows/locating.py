@@ -37,6 +37,10 @@ Look = tuple[MachineStacks, ...]
 
 async def locate(now: Situation) -> StackRecord | None:
     """Where the ranks of a hang stand; None where that is not asked or came to nothing."""
+    if hang.wants_stacks(now.inbox.kept):
+        # They have been stopped since they were asked.
+        attempt = now.assignment.attempt
+        return next((s for s in reversed(now.record.stacks) if s.attempt == attempt), None)
     if not hang.wants_stacks(now.inbox.round) or not workflow.patched("stacks-of-a-hang"):
         return None
     # What came so far led here; what comes from now on is newer.

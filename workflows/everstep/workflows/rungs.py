@@ -5,7 +5,7 @@ What tests name is evicted by a rung of its own, which the ladder asks for next.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import replace
 
 from temporalio import workflow
@@ -73,8 +73,14 @@ async def _ask(now: Situation, decision: ladder.Decision) -> bool:
     except OvertakenError:
         # What came, an urgent change say, may have nothing to do with that machine.
         if decision.rung is Rung.EVICT and workflow.patched("evidence-kept"):
-            now.inbox.keep()
+            now.inbox.keep(_denied(now, decision.machines))
         raise
+
+
+def _denied(now: Situation, but: Collection[str]) -> list[str]:
+    """Machines whose eviction a person denied; those left out are asked for anew."""
+    denials = [climb for climb in now.record.climbs if climb.outcome is ClimbOutcome.DENIED]
+    return [m for climb in denials for m in climb.machines if m not in but]
 
 
 def _left_out(now: Situation) -> bool:

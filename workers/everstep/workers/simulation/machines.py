@@ -113,6 +113,8 @@ class Machines:
     def stop(self, order: StopOrder, now_s: float) -> float:
         """End all ranks; when that is done."""
         self._world.stop()
+        # Another incident may begin with the same hang, and look anew.
+        self._series.pop("look", None)
         if order.attempt not in self._stopped:
             takes_s = self._world.restart_s("stop", self._times.stop, order.attempt)
             self._stopped[order.attempt] = now_s + takes_s

@@ -134,6 +134,8 @@ async def run_part(
         part = _Part(place.client, given, carried, ahead)
         await cluster.move(part.signals(place.controllers), given.incidents_per_part)
         await _until_over(fate, Clock(place.client), place.controllers)
+        if part.left is None:
+            await part.tell_open(cluster)
         await part.end()
     return part.left
 
@@ -165,6 +167,23 @@ class _Part:
             leave=self._leave,
             kill=controllers.kill,
         )
+
+    async def tell_open(self, cluster: SimulatedCluster) -> None:
+        """How far the incident has come that is open when the job's days are over.
+
+        It keeps its record when it is held, when the job trains, and at its end.
+
+        Raises:
+            TransientError: Nobody can tell.
+        """
+        try:
+            status = await self._job.query(RunJob.status, rpc_timeout=BEGINS_WITHIN)
+            if (number := status.active_incident) is not None:
+                handle = self._client.get_workflow_handle(self._incident(number))
+                record = await handle.query(ResolveIncident.record, rpc_timeout=BEGINS_WITHIN)
+                cluster.records[number] = record
+        except RPCError as error:
+            raise TransientError(f"what is open at the end cannot be told: {error}") from error
 
     async def end(self) -> None:
         """Nothing of it goes on."""

@@ -77,7 +77,7 @@ async def skipping() -> AsyncGenerator[Client]:
         process_group=0,
     )
     try:
-        client = await _connected(f"{HOST}:{port}")
+        client = await _connected(f"{HOST}:{port}", process)
         kinds = {name: _KINDS[kind] for name, kind in story.ALL_KEYS.items()}
         await client.operator_service.add_search_attributes(
             AddSearchAttributesRequest(search_attributes=kinds, namespace=client.namespace)
@@ -198,12 +198,13 @@ def _native() -> Runtime:
     return Runtime(telemetry=TelemetryConfig(logging=LoggingConfig(filter=errors)))
 
 
-async def _connected(address: str) -> Client:
+async def _connected(address: str, process: asyncio.subprocess.Process) -> Client:
     deadline_s = asyncio.get_running_loop().time() + PATIENCE_S
     while True:
         try:
             return await connect(address)
         except RuntimeError as error:
-            if asyncio.get_running_loop().time() > deadline_s:
+            late = asyncio.get_running_loop().time() > deadline_s
+            if late or process.returncode is not None:
                 raise TransientError(f"{BINARY} does not answer at {address}") from error
         await asyncio.sleep(0.05)
