@@ -57,6 +57,15 @@ def test_certain_fault_of_a_machine_takes_what_its_parts_take() -> None:
     assert sum(spent.values()) == pytest.approx(86_400.0)
 
 
+def test_days_that_end_between_a_fault_and_the_next_incident_end() -> None:
+    faults = fault(3600.0, number=1), fault(3900.0, number=2, slots=(5,))
+    whole = run(*faults)
+    record = whole.met[1].record
+    between_s = (record.fault_at_s + record.opened_at_s) / 2
+    assert record.fault_at_s < between_s < record.opened_at_s
+    assert len(run(*faults, days=between_s / 86_400.0).met) == 1
+
+
 def test_fault_that_tests_miss_climbs_to_replay() -> None:
     faulty = fault(
         1035.0, Shows.WORDS, symptom=Symptom.CUDA_ERROR, detection="crash", words=CRASH,

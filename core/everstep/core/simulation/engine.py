@@ -92,8 +92,7 @@ def simulate(
     met: list[Met] = []
     missed = 0
     strike, now_s = world.strike, 0.0
-    while strike is not None and strike.alert_at_s < end_s:
-        now_s = max(now_s, strike.alert_at_s)
+    while strike is not None and (now_s := max(now_s, strike.alert_at_s)) < end_s:
         opened_by = world.notice()
         record, follows, now_s = recover(job, len(met) + 1, opened_by, now_s)
         met.append(Met(record, opened_by))
