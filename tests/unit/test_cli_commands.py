@@ -166,11 +166,12 @@ def test_a_command_without_a_server_loads_no_client(name: str) -> None:
     assert done.stderr.strip() == "[]"
 
 
-def test_a_webhook_whose_variable_is_not_there_is_wrong_input(tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", ["page", "run"])
+def test_a_webhook_whose_variable_is_not_there_is_wrong_input(command: str, tmp_path: Path) -> None:
     spec = tmp_path / "job.yaml"
     example = Path(__file__).parents[2] / "examples" / "simulation" / "job.yaml"
     (tmp_path / "train.py").touch()
     spec.write_text(example.read_text() + "safety: {webhook: NO_SUCH_WEBHOOK}\n")
-    found = CliRunner().invoke(app, ["page", str(spec)]).exception
+    found = CliRunner().invoke(app, [command, str(spec)]).exception
     assert isinstance(found, InputError), found
     assert "NO_SUCH_WEBHOOK: there is no such variable here" in str(found)

@@ -172,6 +172,7 @@ async def test_an_answer_counts_for_the_question_that_was_read(
         await here.held(2)
         refused = await here.says(2, "approve", "2", *run)
         assert "refused: incident 2: it is held and waits for nobody's word" in refused
+        assert "but: 1 machine missing for slot" in refused
         shown = await here.says(0, "status", str(tmp_path))
         assert "1 machine missing for slot 1" in shown
         await here.control.incident(2).signal(ResolveIncident.approve, Approval("eve"))
@@ -197,7 +198,7 @@ async def test_two_updates_at_once_while_an_incident_is_open(
             ("hot-update", place, "--set", "lr=1"), ("hot-update", place, "--set", "wd=2")
         )
         assert codes == [0, 0], text
-        assert text.count("1 waits for a person or a machine, whose next restart makes it") == 2
+        assert text.count("the next restart of incident 1 makes it, which is held: ") == 2
         assert await here.call("hot-update", place, "--set", "lr=9") == 0
         assert "update 3 is withdrawn" in await here.says(0, "updates", place, "--cancel", "3")
         twice = await here.says(2, "updates", place, "--cancel", "3")
@@ -229,13 +230,19 @@ async def test_updates_of_a_held_incident_that_are_rolled_back_together(
         await control.lose("m1")
         await here.held()
         waiting = await here.says(0, "hot-update", place, "--set", "typo=1")
-        assert "training stands already; incident 1 waits for a person" in " ".join(waiting.split())
+        assert (
+            "the next restart of incident 1 makes it, which is held: evict: machine gone: m1"
+            in " ".join(waiting.split())
+        )
         (waits,) = await here.updates()
         day = story.day(waits["due_at_s"])
         assert waits["due_at_s"] == waits["at_s"] + 24 * 3600
         assert day in await here.says(0, "updates", place)
         urgent = await here.says(0, "hot-update", place, "--set", "lr=1", "--urgent")
-        assert "training stands already; incident 1 waits for a person" in " ".join(urgent.split())
+        assert (
+            "the next restart of incident 1 makes it, which is held: evict: machine gone: m1"
+            in " ".join(urgent.split())
+        )
         await control.until(
             lambda r: (
                 r.outcome is Outcome.HELD and sum("evict: " in e.text for e in r.timeline) == 2

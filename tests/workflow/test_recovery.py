@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -214,6 +215,24 @@ async def test_an_end_that_is_told_late_is_no_new_failure(temporal_address: str)
         await control.finish()
         assert (await control.status()).incidents == 1
     assert [climb.rung for climb in record.climbs] == [Rung.EVICT]
+
+
+async def test_steps_that_were_told_and_not_saved_are_lost(temporal_address: str) -> None:
+    """As of a script that saves every tenth step."""
+    world = FakeWorld(8)
+    async with controlled(temporal_address, spec_of(), world) as control:
+        await assemble(control)
+        machine = world.machines["m0"]
+        ended = machine.exits[-1] = replace(machine.crash(1, None), step=12)
+        alert = Alert(
+            Observer.AGENT, Symptom.PROCESS_CRASH, ended.at_s, "rank 1 ended", ended.attempt, "m0",
+            1, ended,
+        )  # fmt: skip
+        await tell(control, alert)
+        await control.until(lambda r: r.first_step_at_s is not None)
+        record = await control.record()
+        await control.finish()
+    assert (record.restored_step, record.failed_step, record.lost_steps) == (7, 12, 5)
 
 
 async def test_second_machine_lost_while_the_first_recovers(temporal_address: str) -> None:

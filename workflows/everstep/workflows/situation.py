@@ -264,12 +264,8 @@ class Situation:
         if not self._asked or self._word is not None:
             last = f" (it was {self._last_word})" if self._last_word else ""
             held = self.record.outcome is Outcome.HELD and not self._asked
-            waits = (
-                f"for nobody's word{last}, but: {self.record.missing}"
-                if held
-                else (f"for nobody's word{last}")
-            )
-            what = f"it is {self.record.outcome} and waits {waits}"
+            but = f", but: {self.record.missing}" if held else ""
+            what = f"it is {self.record.outcome} and waits for nobody's word{last}{but}"
             return InputError(where, what, look)
         if decision.question not in ("", self.record.missing):
             return InputError(where, "it asks something else by now", look)
