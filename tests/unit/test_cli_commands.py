@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from everstep.cli.commands import COMMANDS, app, call
-from everstep.cli.find import find_run
+from everstep.cli.find import find_run, of_run
 from everstep.core.errors import InputError
 from everstep.workers.local.folder import RunFolder
 
@@ -175,3 +175,11 @@ def test_a_webhook_whose_variable_is_not_there_is_wrong_input(command: str, tmp_
     found = CliRunner().invoke(app, [command, str(spec)]).exception
     assert isinstance(found, InputError), found
     assert "NO_SUCH_WEBHOOK: there is no such variable here" in str(found)
+
+
+def test_answers_that_are_offered_name_the_run() -> None:
+    held = "evict: m1 is gone. To go on: everstep approve 12. To leave it out: everstep deny 12"
+    assert of_run(held, RunFolder(Path("runs/toy"))) == (
+        "evict: m1 is gone. To go on: everstep approve 12 runs/toy. To leave it out: everstep deny"
+        " 12 runs/toy"
+    )

@@ -102,4 +102,5 @@ def test_the_run_stands_where_all_commands_have_it(
     RunFolder(tmp_path).write_state(job="toy", phase="finished")
     found = CliRunner().invoke(app, [*words, "7", *option, str(tmp_path)]).exception
     assert isinstance(found, InputError), found
-    assert str(found) == "incident 7: there is none of that number. Known: none."
+    wanted = f"incident 7: there is none of that number in {tmp_path}. Known: none."
+    assert str(found) == wanted

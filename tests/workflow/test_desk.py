@@ -135,7 +135,7 @@ async def test_two_operators_answer_at_once(
     async with desk(temporal_address, tmp_path, capsys, monkeypatch) as here:
         run = ("--run", str(tmp_path))
         missing = await here.says(2, "approve", "1", *run)
-        assert "incident 1: there is none of that number. Known: none." in missing
+        assert f"incident 1: there is none of that number in {tmp_path}. Known: none." in missing
         await here.control.lose("m1")
         await here.held()
         codes, text = await here.at_once(("approve", "1", *run), ("approve", "1", *run))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -108,3 +109,16 @@ def use_server_of(folder: RunFolder) -> None:
         # Keys and certificates stay where the person keeps them.
         os.environ["TEMPORAL_ADDRESS"] = found["address"]
         os.environ["TEMPORAL_NAMESPACE"] = found["namespace"]
+
+
+def of_run(text: str, folder: RunFolder) -> str:
+    """A story's text whose answers to an incident name the run, which workflows do not know.
+
+    Args:
+        text: May offer `everstep approve N` or `everstep deny N`.
+        folder: Of the run.
+    """
+    return _ANSWER.sub(lambda found: f"{found[0]} {folder.path}", text)
+
+
+_ANSWER = re.compile(r"everstep (?:approve|deny) \d+")

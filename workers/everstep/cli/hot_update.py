@@ -15,7 +15,7 @@ from temporalio.client import WorkflowHandle
 
 from everstep.cli.asking import PATIENCE_S, ask, connect
 from everstep.cli.console import out
-from everstep.cli.find import RunArgument, find_run, use_server_of
+from everstep.cli.find import RunArgument, find_run, of_run, use_server_of
 from everstep.cli.person import person
 from everstep.core.errors import InputError, PermanentError
 from everstep.core.updates import UpdateState, told
@@ -117,7 +117,7 @@ def _where_it_stands(folder: RunFolder) -> str:
             return ""
         makes = f"training stands already; the next restart of incident {number} makes it"
         if record.outcome is Outcome.HELD:
-            return f"{makes}, which is held: {record.missing}"
+            return f"{makes}, which is held: {of_run(record.missing, folder)}"
         return f"{makes}; see: everstep incident show {number}"
 
     return _call(folder, look)

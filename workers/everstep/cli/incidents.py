@@ -202,7 +202,8 @@ def _one(folder: RunFolder, incident: int) -> IncidentRecord:
         if record.incident == incident:
             return record
     known = ", ".join(str(record.incident) for record in records) or "none"
-    raise InputError(f"incident {incident}", "there is none of that number", f"Known: {known}.")
+    what = f"there is none of that number in {folder.path}"
+    raise InputError(f"incident {incident}", what, f"Known: {known}.")
 
 
 def incident_table(records: list[IncidentRecord]) -> Table:

@@ -202,7 +202,8 @@ def summary_line(figures: dict[str, Any]) -> str:
     return (
         f"finished: {figures['steps']} steps in {figures['wall_s']:.1f} s, {counts}, "
         f"{counted(figures['steps_lost'], 'step')} lost, ETTR {figures['ettr']:.1%} "
-        f"({figures['productive_s']:.1f} s of training; the rest is start-up and recovery)"
+        f"({figures['productive_s']:.1f} s of training;"
+        " the rest is start-up, checkpoints and recovery)"
     )
 
 

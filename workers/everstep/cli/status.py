@@ -12,7 +12,7 @@ from rich.table import Table
 
 from everstep.cli import standing, watching
 from everstep.cli.console import out
-from everstep.cli.find import RunArgument, find_run
+from everstep.cli.find import RunArgument, find_run, of_run
 from everstep.core.errors import InputError
 from everstep.workers.local.folder import RunFolder
 from everstep.workflows import story
@@ -47,7 +47,7 @@ def print_status(folder: RunFolder, found: dict[str, Any]) -> None:
     where = escape(str(folder.path))
     out.print(f"[bold]{found['job']}[/] in {where}: {found['phase']}")
     if found["missing"]:
-        out.print(f"waits for: {escape(found['missing'])}")
+        out.print(f"waits for: {escape(of_run(found['missing'], folder))}")
     if number := found["active_incident"]:
         out.print(f"what led to it: everstep incident show {number} {where}")
     step = "none yet" if found["step"] is None else str(found["step"])

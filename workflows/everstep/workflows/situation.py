@@ -160,7 +160,8 @@ class Situation:
         now_s = workflow.now().timestamp()
         attempt = self.assignment.attempt
         self.inbox.take([Alert(Observer.CONTROLLER, symptom, now_s, detail, attempt, machine)])
-        self.story.tell(f"controller: {detail}", now_s)
+        whose = "" if machine is None else f"{machine}: "
+        self.story.tell(f"controller: {whose}{detail}", now_s)
 
     def overtaken(self) -> bool:
         """Whether newer evidence concerns what runs now."""
