@@ -224,7 +224,7 @@ def update_table(found: Sequence[Mapping[str, Any]]) -> Table:
         what = [one["version"]] if one["version"] else []
         what += [f"{key}={value}" for key, value in one["settings"]]
         said = one["outcome"]
-        if one["state"] == UpdateState.PENDING:
+        if one["state"] == UpdateState.PENDING and one["due_at_s"] > one["at_s"]:
             said += f", {_moment(one['due_at_s'])} at the latest"
         asked = f"{_moment(one['at_s'])} by {one['author']}"
         # Not markup: persons write brackets, too.
