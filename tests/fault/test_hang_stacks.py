@@ -27,14 +27,17 @@ RANKS, STUCK = 4, 2
 TRAIN = """
     import os, threading, time
 
+    def arrived():
+        open(os.environ["EVERSTEP_OUTPUT_DIR"] + "/" + os.environ["RANK"], "w").close()
     def all_reduce():
+        arrived()
         time.sleep(600)
     def stuck():
         lock = threading.Lock()
         lock.acquire()
+        arrived()
         lock.acquire()
 
-    open(os.environ["EVERSTEP_OUTPUT_DIR"] + "/" + os.environ["RANK"], "w").close()
     (stuck if os.environ["RANK"] == "2" else all_reduce)()
 """
 

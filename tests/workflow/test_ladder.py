@@ -199,7 +199,6 @@ async def test_denied_eviction_of_a_machine_that_is_gone_is_asked_for_until_it_i
         (CHECKS, ClimbOutcome.COULD_NOT_TELL, ()),
         (REATTEMPT, ClimbOutcome.DONE, ()),
         (EVICT, ClimbOutcome.DENIED, ("m2",)),
-        (REPLAY, ClimbOutcome.COULD_NOT_TELL, ()),
         (EVICT, ClimbOutcome.DONE, ("m2",)),
     ]
     assert world.done("evict") == [("m2", 1)]
