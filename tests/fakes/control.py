@@ -23,7 +23,7 @@ from everstep.activities.webhook import Webhook
 from everstep.core import names
 from everstep.core.errors import TransientError
 from everstep.core.memory import CodeVersion
-from everstep.core.model import Alert, RanksFinished
+from everstep.core.model import Alert, RankExit, RanksFinished
 from everstep.core.record import IncidentRecord
 from everstep.core.vocabulary import Observer, Symptom
 from everstep.spec.job import JobSpec
@@ -178,10 +178,13 @@ class Control:
 
     async def crash(self, machine: str, rank: int, signal: int = 9) -> None:
         """A rank is ended by a signal, and its agent says so."""
-        ended = self.world.machines[machine].crash(rank, signal)
+        await self.tell_end(self.world.machines[machine].crash(rank, signal))
+
+    async def tell_end(self, ended: RankExit) -> None:
+        """An agent says that a rank has ended."""
         alert = Alert(
-            Observer.AGENT, Symptom.PROCESS_CRASH, ended.at_s, f"rank {rank} was killed",
-            ended.attempt, machine, rank, ended,
+            Observer.AGENT, Symptom.PROCESS_CRASH, ended.at_s, f"rank {ended.rank} was killed",
+            ended.attempt, ended.machine, ended.rank, ended,
         )  # fmt: skip
         await self.handle.signal(RunJob.report_alerts, [alert])
 

@@ -91,7 +91,7 @@ def test_the_library_says_it(monkeypatch: pytest.MonkeyPatch) -> None:
     agent_side.start()
     monkeypatch.setenv(names.ENV_CHANNEL_FD, str(theirs.detach()))
     session = checkpoint.connect()
-    session.report(1, loss=torch.tensor(2.5), grad_norm=1)
+    session.report(1, loss=torch.tensor(2.5, requires_grad=True), grad_norm=1)
     with session.phase("evaluation"), session.phase("checkpoint"):
         time.sleep(0.05)
     session.phase("start")

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import time
 from functools import partial
 
 import pytest
 
-from everstep.core.model import Alert
 from everstep.core.record import IncidentRecord
-from everstep.core.vocabulary import Check, Observer, Outcome, Rung, Symptom, Verdict
+from everstep.core.vocabulary import Check, Outcome, Rung, Symptom, Verdict
 from everstep.workflows.incident import ResolveIncident
-from everstep.workflows.job import RunJob
 from everstep.workflows.messages import Approval
 from tests.fakes.control import Control, controlled
 from tests.fakes.fleet import FakeWorld
 from tests.unit import stack_texts as texts
 from tests.workflow.test_hang import WIDE, quick
 from tests.workflow.test_ladder import patient
-from tests.workflow.test_recovery import assemble
+from tests.workflow.test_recovery import assemble, sensed, tell
 from tests.workflow.test_updates import ask, held_after, trains_with
 
 pytestmark = [pytest.mark.server]
@@ -57,11 +54,7 @@ async def test_who_was_denied_is_not_asked_for_again(temporal_address: str) -> N
     async with controlled(temporal_address, patient(**ASKED), world) as control:
         await assemble(control)
         world.machines["m3"].finds[Check.GPU] = Verdict.FAULTY
-        alert = Alert(
-            Observer.AGENT, Symptom.GPU_UNAVAILABLE, time.time(), "GPU 0 is gone", machine="m2",
-            subject="GPU 0", confident=True,
-        )  # fmt: skip
-        await control.handle.signal(RunJob.report_alerts, [alert])
+        await tell(control, sensed("m2", Symptom.GPU_UNAVAILABLE, confident=True))
         await asked(control, "m2: GPU 0")
         await control.incident().signal(ResolveIncident.deny, OP)
         await asked(control, "gpu test: m3")

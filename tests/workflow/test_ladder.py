@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 from temporalio.client import WorkflowUpdateFailedError
 
 from everstep.core.memory import CodeVersion
-from everstep.core.model import Alert
-from everstep.core.vocabulary import Check, ClimbOutcome, Observer, Outcome, Rung, Symptom, Verdict
+from everstep.core.vocabulary import Check, ClimbOutcome, Outcome, Rung, Symptom, Verdict
 from everstep.spec.job import JobSpec
 from everstep.workflows.incident import ResolveIncident
 from everstep.workflows.job import RunJob
 from everstep.workflows.messages import Approval, Decision
 from tests.fakes.control import Control, controlled
 from tests.fakes.fleet import FakeWorld
-from tests.workflow.test_recovery import assemble, spec_of
+from tests.workflow.test_recovery import assemble, sensed, spec_of, tell
 
 pytestmark = [pytest.mark.server]
 
@@ -143,11 +140,7 @@ async def test_person_may_deny_a_rung_and_an_observed_one_is_only_noted(
     modes = {"checks": "observe", "evict": "approve"}
     async with controlled(temporal_address, patient(safety={"modes": modes}), world) as control:
         await assemble(control)
-        alert = Alert(
-            Observer.AGENT, Symptom.GPU_UNAVAILABLE, time.time(), "GPU 0 is gone", machine="m2",
-            subject="GPU 0", confident=True,
-        )  # fmt: skip
-        await control.handle.signal(RunJob.report_alerts, [alert])
+        await tell(control, sensed("m2", Symptom.GPU_UNAVAILABLE, confident=True))
         await control.until(lambda r: r.outcome is Outcome.HELD)
         held = await control.record()
         await control.incident().signal(ResolveIncident.deny, Approval("op", "it is in use"))

@@ -200,12 +200,8 @@ async def test_an_end_that_is_told_late_is_no_new_failure(temporal_address: str)
         ended = world.machines["m0"].crash(1, None)
         await control.lose("m1")
         await control.until(lambda r: r.outcome is Outcome.HELD)
-        late = Alert(
-            Observer.AGENT, Symptom.PROCESS_CRASH, ended.at_s, "rank 1 ended", ended.attempt, "m0",
-            1, ended,
-        )  # fmt: skip
-        await tell(control, late)
-        await control.until(lambda r: any("rank 1 ended" in entry.text for entry in r.timeline))
+        await control.tell_end(ended)
+        await control.until(lambda r: any("rank 1 was killed" in e.text for e in r.timeline))
         await control.join("m4")
         await control.until(lambda r: r.first_step_at_s is not None)
         record = await control.record()
@@ -224,11 +220,7 @@ async def test_steps_that_were_told_and_not_saved_are_lost(temporal_address: str
         await assemble(control)
         machine = world.machines["m0"]
         ended = machine.exits[-1] = replace(machine.crash(1, None), step=12)
-        alert = Alert(
-            Observer.AGENT, Symptom.PROCESS_CRASH, ended.at_s, "rank 1 ended", ended.attempt, "m0",
-            1, ended,
-        )  # fmt: skip
-        await tell(control, alert)
+        await control.tell_end(ended)
         await control.until(lambda r: r.first_step_at_s is not None)
         record = await control.record()
         await control.finish()

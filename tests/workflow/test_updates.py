@@ -24,7 +24,7 @@ from tests.fakes.control import Control, controlled
 from tests.fakes.fleet import FakeWorld
 from tests.workflow import histories
 from tests.workflow.test_ladder import patient
-from tests.workflow.test_recovery import assemble, spec_of
+from tests.workflow.test_recovery import assemble, sensed, spec_of, tell
 
 pytestmark = [pytest.mark.server]
 
@@ -183,11 +183,7 @@ async def test_urgent_update_leaves_an_eviction_asked_for(temporal_address: str)
     spec = patient(safety={"modes": {"evict": "approve"}})
     async with controlled(temporal_address, spec, world) as control:
         await assemble(control)
-        alert = Alert(
-            Observer.AGENT, Symptom.GPU_UNAVAILABLE, time.time(), "GPU 0 is gone", machine="m2",
-            subject="GPU 0", confident=True,
-        )  # fmt: skip
-        await control.handle.signal(RunJob.report_alerts, [alert])
+        await tell(control, sensed("m2", Symptom.GPU_UNAVAILABLE, confident=True))
         await control.until(lambda r: r.outcome is Outcome.HELD)
         question = (await control.record()).missing
         for lr in ("1", "2"):
@@ -212,8 +208,31 @@ async def test_urgent_update_during_probation(temporal_address: str) -> None:
         status = await control.status()
         first = await control.record(1)
     assert first.outcome is Outcome.RECOVERED
+    told = [entry.text for entry in first.timeline]
+    assert "stopped for a change during probation" in told
+    assert told[-1] == "closed: a change is made"
     assert status.assignment is not None
     assert status.assignment.code_directory == "/code/v2"
+
+
+async def test_a_change_that_was_made_before_is_not_why_an_incident_closes(
+    temporal_address: str,
+) -> None:
+    world = FakeWorld(8)
+    async with controlled(temporal_address, spec_of(probation_s=2.0), world) as control:
+        await assemble(control)
+        await control.crash("m1", 2)
+        await trains_with(control)
+        wish = "a change that joined the restart"
+        change = Symptom.CODE_DATA_ADJUSTMENT
+        late = Alert(Observer.PERSON, change, time.time(), wish, attempt=1)
+        await control.incident().signal(ResolveIncident.alerts, [late])
+        await control.until(lambda r: any(wish in entry.text for entry in r.timeline))
+        await world.advance(2, 20)
+        await control.until(lambda r: r.outcome is Outcome.RECOVERED)
+        record = await control.record()
+        await control.finish()
+    assert [entry.text for entry in record.timeline][-1] == "closed: training is stable"
 
 
 async def test_a_signal_does_the_same(temporal_address: str) -> None:

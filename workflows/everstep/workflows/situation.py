@@ -165,14 +165,16 @@ class Situation:
 
     def overtaken(self) -> bool:
         """Whether newer evidence concerns what runs now."""
-        alerts = self.inbox.unsettled()
-        return bool(alerts) and any(map(self._matters_to(), alerts))
+        return bool(self._newer())
 
     def only_asked(self) -> bool:
-        """Whether all newer evidence is that somebody wants a change at once."""
+        """Whether all of that is that somebody wants a change at once."""
+        newer, change = self._newer(), Symptom.CODE_DATA_ADJUSTMENT
+        return bool(newer) and all(a.symptom is change and a.rank is None for a in newer)
+
+    def _newer(self) -> list[Alert]:
         alerts = self.inbox.unsettled()
-        change = Symptom.CODE_DATA_ADJUSTMENT
-        return bool(alerts) and all(a.symptom is change and a.rank is None for a in alerts)
+        return list(filter(self._matters_to(), alerts)) if alerts else []
 
     def _matters_to(self) -> Callable[[Alert], bool]:
         """Says of alerts whether they concern what runs now, and not what was stopped already."""

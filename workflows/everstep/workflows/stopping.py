@@ -43,7 +43,7 @@ async def stop_and_classify(now: Situation, stacks: StackRecord | None) -> Findi
     # Memory that went with its machines tells nothing any more.
     newest += [alert.step for alert in alerts if alert.step is not None]
     # Nor do copies of what is not saved at every step.
-    newest += [] if now.newest_exit_step is None else [now.newest_exit_step]
+    newest += [e.step for e in exits if e.step is not None]
     if newest:
         now.story.change(failed_step=max(newest))
     if _made_a_step(now):

@@ -2,8 +2,9 @@
 
 One object plays all agents, the analyzer, the scheduler, the archive, and persons. It has no clock
 but the server's, by which activities are told when they were scheduled and when they began. An
-order that takes time lets it pass. What may be given up is tried again when it is done: the server
-passes over the time until then, as nothing runs.
+order that takes time sleeps, and time passes meanwhile. What ends by a time-out, or when its
+workflow hears that it ends, is tried again when it is done: the server passes over the time until
+then, as nothing runs.
 """
 
 from __future__ import annotations
